@@ -44,8 +44,8 @@ for name, examples in {"few": 20, "usual": 100, "thorough": 5_000}.items():
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are tried, before a test file is read."""
-    usual = "few" if "not slow" in config.option.markexpr else "usual"
-    settings.load_profile("thorough" if THOROUGH else usual)
+    is_quick = "not slow" in config.option.markexpr
+    settings.load_profile("thorough" if THOROUGH else "few" if is_quick else "usual")
 
 
 # Folders whose tests start Spark, gateways and other processes: few tests, and long ones.
@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     A file goes to one process as a whole (`--dist loadfile`): a long one that comes last would be
     all that runs then.
     """
+    if not THOROUGH:
+        thin_out(items)
     tests_of = Counter(item.path for item in items)
 
     def rank(item: pytest.Item) -> tuple[bool, int, str]:
@@ -74,6 +76,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = item.get_closest_marker("timeout")
         most_s = float(mark.args[0] if mark is not None else config.getini("timeout") or 0)
         item.add_marker(pytest.mark.timeout(most_s * SCALE), append=False)
+
+
+def thin_out(items: list[pytest.Item]) -> None:
+    """Mark as slow all but every n-th cell of a test that is marked `thinned(n)`."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("thinned")) is not None:
+            test, _, _ = item.nodeid.partition("[")
+            if seen[test] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -33,6 +33,7 @@ from holdfast.seam.simulated import SimulatedDisk
 THOROUGH = os.environ.get("HOLDFAST_THOROUGH") == "1"
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("point", list(QuiverPoint))
 def test_a_page_that_cannot_be_read_any_more_at(point: QuiverPoint) -> None:
     for script in SCRIPTS:

@@ -22,6 +22,7 @@ from tests.crash.journal import Journal
 from tests.crash.scripts import FILLS_A_SEGMENT_BYTES, wal_paths
 from tests.crash.stage import CONFIG, NOON_NS, ROOT, Stage, append_in_one_group
 from tests.crash.test_matrix import kinds_at
+from tests.support.examples import USUAL
 
 from holdfast.errors import CannotOpen, NotAccepted, StaleEpoch
 from holdfast.quiver import AckLevel, ProducerConfig, Quiver
@@ -313,6 +314,6 @@ class Engine(RuleBasedStateMachine):
 
 TestEngine = Engine.TestCase
 TestEngine.settings = settings(
-    max_examples=3_000 if THOROUGH else settings().max_examples * 4 // 5,
+    max_examples=3_000 if THOROUGH else 80 if settings().max_examples >= USUAL else 8,
     stateful_step_count=60 if THOROUGH else 40,
 )

@@ -31,6 +31,7 @@ ROOM_BYTES = 4 * MB
 IMPATIENT = replace(CONFIG, append=replace(CONFIG.append, timeout_s=0.02))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("point", list(QuiverPoint))
 def test_a_disk_that_stays_full_at(point: QuiverPoint) -> None:
     for script in SCRIPTS:

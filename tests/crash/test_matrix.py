@@ -51,6 +51,7 @@ def test_the_scripts_reach_every_point_and_every_point_is_listed() -> None:
     assert reached - elsewhere == set(QuiverPoint) - elsewhere
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("point", "kind"), CELLS)
 def test_cell(point: QuiverPoint, kind: FaultKind) -> None:
     """The last time that a script reaches the point; a fault that does not kill is cut off then."""

@@ -59,6 +59,7 @@ def random_fault(script: Script, choose: random.Random) -> Fault:
     return Fault(at, kind, choose.randint(1, calls[at]), times=choose.choice((1, 1, 3)))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_three_lives_that_each_meet_a_fault(seed: int) -> None:
     choose = random.Random(seed)

@@ -124,6 +124,7 @@ def failing(
 CASES = [(step, nth) for step, (_, _, times) in STEPS.items() for nth in range(times)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("step", "nth"), CASES)
 def test_a_driver_that_dies_at_any_step_leaves_a_batch_that_counts_once(
     sink: Sink, monkeypatch: pytest.MonkeyPatch, step: str, nth: int
@@ -231,6 +232,7 @@ def test_a_batch_without_rows_changes_no_file(growing: Sink) -> None:
     assert len(names(growing)) == 1
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("step", "nth"), GROWING_CASES)
 def test_a_driver_that_dies_while_a_file_grows_leaves_each_row_once(
     growing: Sink, monkeypatch: pytest.MonkeyPatch, step: str, nth: int

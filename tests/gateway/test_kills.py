@@ -40,7 +40,8 @@ def options_of(kind: str, url: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "kind", ["http", "async_http", pytest.param("composite", marks=pytest.mark.slow)]
+    "kind",
+    ["http", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("async_http", "composite"))],
 )
 def test_a_killed_gateway_goes_on_where_it_was(
     kind: str, make_gateway: MakeGateway, make_backend: MakeBackend

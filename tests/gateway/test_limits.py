@@ -19,7 +19,8 @@ def buffered(size_cap: str, exporters: dict[str, Any], **more: Any) -> dict[str,
     """Return the nodes of a gateway with a small buffer."""
     config = {
         **more,
-        "segment": {"target_size": "1MB"},
+        # What is dropped has been sealed.
+        "segment": {"target_size": "1MB", "max_open_duration": "200ms"},
         "retention": {"size_cap": size_cap},
     }
     quiver = {"kind": "processor", "type": "quiver", "config": config, "to": list(exporters)}

@@ -164,6 +164,7 @@ def test_signed_keys(quiver: Quiver, nest: Nest, index_type: pa.DataType) -> Non
     sealed(quiver, [nest(encoded(["b", "a", None], index_type)), nest(encoded(["c"], index_type))])
 
 
+@pytest.mark.thinned(3)
 @every_depth
 @pytest.mark.parametrize(
     ("value_type", "one", "two"),

@@ -120,6 +120,7 @@ def flip_somewhere(machine: Machine, journal: Journal, randomness: random.Random
     machine.flip(paths[place], bit)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("with_damage", [False, True])
 @pytest.mark.parametrize("seed", range(30))
 def test_what_was_answered_holds_over_faults_crashes_and_damage(

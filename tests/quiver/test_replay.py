@@ -243,6 +243,7 @@ def prepared(machine: Machine) -> dict[int, list[bytes]]:
     return {n: [b"%d" % n + bytes(20_000 if n >= 3 else 0)] for n in range(80)}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("kind", [FaultKind.KILL_BEFORE, FaultKind.KILL_AFTER])
 @pytest.mark.parametrize("at", RECOVERING)
 def test_a_crash_during_recovery_changes_nothing(
@@ -257,6 +258,7 @@ def test_a_crash_during_recovery_changes_nothing(
     assert quiver.recovery.damages == []
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", range(20))
 def test_crash_after_crash_at_random_steps_with_random_power_cuts_loses_nothing(
     machine: Machine, seed: int

@@ -221,6 +221,7 @@ def append_until_crash(machine: Machine, fault: Fault) -> set[int]:
     raise AssertionError("the fault did not strike")
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("kind", KILLS)
 @pytest.mark.parametrize("at", CREATING)
 @pytest.mark.parametrize("nth", [1, 2], ids=["at open", "at rotation"])

@@ -390,6 +390,7 @@ def test_bad_targets_are_refused(left: Machine) -> None:
 # Anything may be damaged, anywhere.
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("seed", range(40))
 def test_after_random_damage_nothing_false_comes_out(left: Machine, seed: int) -> None:
     """Every bundle is as it was, or missing and counted; the accounts hold."""

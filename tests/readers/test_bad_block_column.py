@@ -16,6 +16,7 @@ from holdfast.seam.faulty import Fault, FaultKind
 pytestmark = pytest.mark.timeout(1800)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_page_that_cannot_be_read_any_more_at(point: QuiverPoint) -> None:
     calls = struck(point)

@@ -204,6 +204,7 @@ def test_the_life_reaches_every_step_of_ledger_and_trash() -> None:
 CELLS = [(point, kind) for point in POINTS for kind in kinds_at(point)]
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("point", "kind"), CELLS)
 def test_cell(point: QuiverPoint, kind: FaultKind) -> None:
     check_calls(point, kind, struck(point)[::2])

@@ -133,6 +133,7 @@ def dying(monkeypatch: pytest.MonkeyPatch, place: str, *, after: bool) -> Iterat
             yield
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("place", ["begin", "append", "finish", "remove"])
 @pytest.mark.parametrize("log", ["kept", "lost"])

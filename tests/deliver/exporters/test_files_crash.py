@@ -116,6 +116,7 @@ def test_every_step_is_reached(file_format: str) -> None:
     assert numbers_in(disk) == ALL
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", KILLS)
 @pytest.mark.parametrize(
     ("step", "file_format"),
@@ -153,6 +154,7 @@ def test_a_crash_anywhere(step: str, kind: FaultKind, file_format: str) -> None:
     assert struck
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.EIO, FaultKind.SHORT_WRITE])
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "files.journal.unlink"])
 def test_a_disk_that_fails_and_recovers(

@@ -54,6 +54,7 @@ def test_a_sound_store_is_sound(damaged: Damaged) -> None:
     assert report.references > report.chunks
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("way", WAYS, ids=[way.name for way in WAYS])
 def test_each_damage_is_told_and_repaired(way: Way, damaged: Damaged) -> None:
     check_way(way, damaged)

@@ -71,6 +71,7 @@ COMPARED_LONG = {
 OVER_ALL = {name: replace(variant, in_all=True) for name, variant in KNOWN_BAD.items()}
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("reduce", Reduce)
 @pytest.mark.parametrize("name", KNOWN_BAD)
 def test_what_is_known_to_be_wrong_is_found(name: str, reduce: Reduce) -> None:

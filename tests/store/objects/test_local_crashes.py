@@ -63,6 +63,7 @@ def faulty(disk: SimulatedDisk, at: ObjectPoint, kind: FaultKind, nth: int) -> L
     return LocalObjects(ROOT, Seam(disk=faults))
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize("nth", CALLS)
 @pytest.mark.parametrize("kind", DEATHS)
 @pytest.mark.parametrize("at", PUT_STEPS)
