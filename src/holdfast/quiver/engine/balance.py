@@ -60,7 +60,12 @@ def balance(subscriber: Subscriber, readable: ReadableBundles) -> Balance:
 
 
 def proven(ledger: Ledger, readable: ReadableBundles, accepted: Totals) -> Totals:
-    """Return what was accepted at least, by the log or by what the ledger says."""
+    """Return what was accepted at least, by the log or by what the ledger says.
+
+    Three independent witnesses for the same number; the largest is right, because each of them can
+    only forget. Per subscriber that is what came before it, what it resolved, and what still
+    waits.
+    """
     for subscriber in ledger.state.subscribers.values():
         found, _ = readable.waiting(subscriber)
         known = subscriber.accepted_before.plus(*subscriber.resolved_totals).plus(*found)
@@ -71,6 +76,8 @@ def proven(ledger: Ledger, readable: ReadableBundles, accepted: Totals) -> Total
 def write_off_lost(ledger: Ledger, lost: Sequence[tuple[HeldBundle, str]], now_ns: int) -> None:
     """Let bundles that are lost, one by one, have that outcome for all who wait for them."""
     with ledger.lock:
+        # What somebody has already resolved is no loss to them, and a second outcome would break
+        # the equation from the other side.
         lines = [
             resolution(
                 now_ns,
@@ -101,11 +108,16 @@ def reconcile(
     damages: Sequence[Damage],
     now_ns: int,
 ) -> list[Resolution]:
-    """Write off what is neither resolved nor there; return the lines written."""
+    """Write off what is neither resolved nor there; return the lines written.
+
+    Runs once per start, single-threaded. After it `Balance.holds` is true for everyone, and stays
+    true, because from here on writer and ledger only ever move both sides together.
+    """
     lines: list[Resolution] = []
     for subscriber in ledger.state.subscribers.values():
         expected = subscriber.pending(accepted)
         found, _ = readable.waiting(subscriber)
+        # Both are compared: a bundle without events is missing in one count only.
         missing = Totals(expected.bundles - found.bundles, expected.events - found.events)
         if missing != NOTHING:
             lines += _write_off(subscriber, missing, readable, damages, now_ns)
@@ -116,7 +128,11 @@ def reconcile(
 
 
 def vanished(written_off: Sequence[Resolution]) -> list[Damage]:
-    """Return what was written off without any trace of it: whole files that are gone."""
+    """Return what was written off without any trace of it: whole files that are gone.
+
+    Several subscribers miss the same range, each by what it had not resolved. One damage is
+    reported per range, with the largest count: that of whoever had read least.
+    """
     found: dict[tuple[int, int], Damage] = {}
     for line in written_off:
         first, end = line.start.seq, line.end.seq
@@ -162,7 +178,12 @@ def _write_off(
     damages: Sequence[Damage],
     now_ns: int,
 ) -> list[Resolution]:
-    """Return lines that resolve the empty ranges; the first carries the count."""
+    """Return lines that resolve the empty ranges; the first carries the count.
+
+    How many bundles are missing is known exactly, where they were is not: numbers that were never
+    given out leave the same holes. So the whole count goes on the first line, the other ranges are
+    closed with a count of zero, and the sum is right however many ranges there are.
+    """
     lines = []
     for first, end, reason in _empty_ranges(subscriber, missing, readable, damages):
         counts, missing = missing, NOTHING
@@ -170,6 +191,8 @@ def _write_off(
             resolution(now_ns, subscriber.name, first, end, Outcome.DAMAGED, counts, reason)
         )
     if missing != NOTHING:
+        # No hole anywhere, and yet the count is short: the loss gets a line with an empty range,
+        # which resolves no seq and only carries the count.
         seq = subscriber.high_water_seq
         reason = NO_LONGER_THERE
         lines.append(
@@ -181,13 +204,21 @@ def _write_off(
 def _empty_ranges(
     subscriber: Subscriber, missing: Totals, readable: ReadableBundles, damages: Sequence[Damage]
 ) -> list[tuple[int, int, str]]:
-    """Return where the missing bundles may have been: where something is damaged, or anywhere."""
+    """Return where the missing bundles may have been: where something is damaged, or anywhere.
+
+    Known damage is preferred because it gives the reader a reason that names a file. Only if it
+    does not account for all that is missing is every other hole written off too: which of them
+    held the rest, nobody can tell any more.
+    """
     ranges: list[tuple[int, int, str]] = []
     explained_bundles = 0
     for damage in damages:
         if damage.first_seq is not None and damage.last_seq is not None:
             first_seq = max(damage.first_seq, subscriber.start_seq)
             for first, end in subscriber.resolved.holes(first_seq, damage.last_seq + 1):
+                # A damaged file says which seqs it spans, not which of them survive elsewhere,
+                # such as in a segment sealed from the same log. A range with anything readable in
+                # it is left alone.
                 if next((r for r in readable.refs(first) if r.seq < end), None) is None:
                     ranges.append((first, end, f"{damage.source}: {damage.reason}"))
                     explained_bundles += damage.bundles or 0

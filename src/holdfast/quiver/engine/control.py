@@ -12,6 +12,10 @@ temporary directory instead, and `control.path` says where.
 
 This is the one module of the quiver that goes past the seam: a socket is no part of the store, it
 keeps nothing, and when it fails the quiver works on without it.
+
+One thread is enough because a verb takes milliseconds, except `flush` inside `checkpoint`, and
+tools are started by hand. It also means that no two verbs ever race each other: a replay and a
+drop of the same subscriber happen one after the other.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from holdfast.seam.clock import Clock
 from holdfast.seam.process import bind_to_process
 
 REQUEST_BYTES_MAX = 64 * 1024
+# A client stops reading beyond this: a tool's memory is bounded, whatever is at the other end.
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
 # Open connections; a further one gets an error and is closed.
 CONNECTIONS_MAX = 16
@@ -95,9 +100,12 @@ class ControlServer:
         self._place = _ControlFolder(root)
         self._listener = self._place.listen()
         self._listener.setblocking(False)
+        # `select` has no other way to be interrupted: one byte through this pair ends the wait.
         self._wake_out, self._wake_in = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_in, selectors.EVENT_READ)
+        # A forked child inherits the listener. If it kept it open, tools would connect to a queue
+        # that nobody serves after the parent has closed.
         bind_to_process(self, partial(_close_all, (self._listener, self._wake_in, self._wake_out)))
         self._thread = threading.Thread(target=self._run, name="quiver-control", daemon=True)
         self._thread.start()
@@ -112,6 +120,8 @@ class ControlServer:
         self._closing.set()
         with contextlib.suppress(OSError):
             self._wake_out.send(b"x")
+        # The name goes first: a tool that asks while the last verb still runs gets "nobody
+        # listens" and falls back to the files, instead of waiting for an answer that never comes.
         self._place.remove()
         self._thread.join(CLOSING_S)
 
@@ -163,10 +173,15 @@ class ControlServer:
         except OSError:
             data = b""
         *lines, connection.received = (connection.received + data).split(b"\n")
+        # Lines that arrive in one packet are answered in order. The first answer that is not taken
+        # ends the connection; later requests in the packet are not carried out, because their
+        # sender is gone and would ask again elsewhere.
         taken = True
         for line in lines:
             taken = taken and self._answer(connection, self._serve(bytes(line)))
             connection.closes_s = self._clock.monotonic_s() + IDLE_S
+        # What is left after the last newline is an unfinished request. Bounding it bounds the
+        # memory of a connection that never ends its line.
         if len(connection.received) > REQUEST_BYTES_MAX:
             self._answer(connection, _error_fields(_too_long()))
             taken = False
@@ -200,6 +215,8 @@ class ControlServer:
     def _answer(self, connection: _ControlConnection, answer: dict[str, Any]) -> bool:
         """Send an answer; False if the client did not take it."""
         try:
+            # Blocking, with a limit: an answer is usually smaller than the socket's buffer, and a
+            # client that does not read it may hold up the others for no longer than this.
             connection.socket.settimeout(SEND_S)
             connection.socket.sendall(json.dumps(answer).encode() + b"\n")
             connection.socket.setblocking(False)
@@ -246,6 +263,10 @@ class _ControlFolder:
         return listening
 
     def _remove_dead(self) -> None:
+        """Called with the directory's lock held, so whoever listened here is dead. The note is a
+        file that anybody with write access could have changed: only a folder with our own
+        prefix is removed.
+        """
         _unlink(self.path)
         old = _noted_path(self._note)
         if old is not None and os.path.dirname(old).rpartition(os.sep)[2].startswith(
@@ -339,6 +360,8 @@ def _connect(root: PurePath, timeout_s: float) -> socket.socket | None:
         return None
     noted = _noted_path(os.path.join(root, names.CONTROL_PATH))
     for path in (os.path.join(root, names.CONTROL_SOCKET), noted):
+        # `connect` with a longer path raises an error that says nothing about length; the owner of
+        # such a directory listens elsewhere, and has noted where.
         if path is None or len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
             continue
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -378,6 +401,10 @@ def _gone(root: PurePath, what: str) -> OwnerGone:
 
 
 def _error_of(fields: dict[str, Any]) -> HoldfastError:
+    """Turn an answer back into the exception that the owner raised, so that a command behaves alike
+    whether it did the work itself or asked for it. Only classes of ours, by name: the type is text
+    from a socket. `DataLoss` needs ranges that the answer does not carry.
+    """
     kind = getattr(errors, fields["type"], HoldfastError)
     is_known = isinstance(kind, type) and issubclass(kind, HoldfastError)
     if not is_known or kind is errors.DataLoss:

@@ -41,7 +41,12 @@ def resolve_bundles(
         for ref in _refs_of(store.readable, subscriber, set(seqs)):
             counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
             decided = decided.plus(*counts)
+            # Numbers that were given out and never stored (a failed group, a restart) belong to
+            # the bundle behind them. Decided with it, they do not hold the high-water mark back
+            # for ever.
             first = ref.owned_from
+            # Neighbours share a line: a purge of a million dead letters is one line, not a
+            # million.
             if lines and lines[-1].end.seq == first:
                 last = lines.pop()
                 first, counts = last.start.seq, last.counts.plus(*counts)
@@ -91,6 +96,9 @@ def replay_range(store: ReadableQuiver, name: str, first_seq: int, end_seq: int)
                 break
             if ref.seq in subscriber.resolved:
                 again = again.plus(1, ref.events)
+        # Taking outcomes back does not change what they counted; the ledger never subtracts.
+        # Instead the account begins that much earlier, so accepted = outcomes + pending holds with
+        # the bundles counted twice: once as they were resolved, once as they wait again.
         before = subscriber.accepted_before.plus(-again.bundles, -again.events)
         store.ledger.change(
             "reopen", name, first_seq=first_seq, end_seq=end_seq, accepted_before=list(before)

@@ -1,8 +1,9 @@
 """The engine: the parts of a quiver, put together, started and stopped in the right order.
 
-start   folders, lock, recovery of data, recovery of the ledger, then the threads:
-        writer (append), sealer (segments), keeper (ledger, retention), and the balance of accounts
-stop    refuse new appends, write and seal what was accepted, stop the keeper, close the ledger
+start   folders, lock, recovery of data, recovery of the ledger, the balance of accounts, then the
+        threads: writer (append), sealer (segments), keeper (ledger, retention)
+stop    detach the readers, stop the keeper, refuse new appends, write and seal what was accepted,
+        close the ledger, release the lock
 
 Locks. Whoever holds one may take those to its right, and none to its left:
 
@@ -12,7 +13,12 @@ Under all others (inbox, signal, the conditions of keeper and retention) nothing
 writer holds no lock while it works, but takes those of retention and ledger to make room: so nobody
 waits for the writer (appends, flushes) while holding one of the above. Waiting readers hold none.
 
-The keeper: one thread that syncs the ledger, keeps the bounds, and sweeps.
+The keeper is one thread that syncs the ledger, enforces the bounds, and sweeps. It stops before the
+writer does: the last group makes room for itself (`Retention.refusal` runs in the writer's thread),
+so nothing that is left to do needs it, and it would only fail against a ledger being closed.
+
+Threads start last. Until then `_start` is single-threaded, so recovery, balance and the first files
+need no locks, and an open that fails anywhere has no thread to stop.
 """
 
 from __future__ import annotations
@@ -92,6 +98,8 @@ class Engine:
         bind_to_process(self)
         check_machine(root)
         lock = None
+        # Before any folder is made: a backup opened by mistake must stay byte for byte what it
+        # was.
         refuse_backup(seam.disk, root)
         try:
             _refuse_shared_root(seam.disk, root)
@@ -107,6 +115,8 @@ class Engine:
                 seam.disk.unlock(lock)
             if not isinstance(error, OSError):
                 raise
+            # Only bare disk errors are translated. Everything of ours already says what to do
+            # next, and an interrupt must stay an interrupt.
             raise cannot_open(root, error) from error
 
     @property
@@ -115,9 +125,20 @@ class Engine:
         return self.seam.clock
 
     def _start(self, expected_id: str | None) -> None:
+        """Recover, compare the accounts, start the threads; the order is the point.
+
+        Data before ledger: which ids the ledger may carry is known only once the log's identity
+        is. The ledger's word on deleted segments before anything is built from the catalog, or a
+        segment that a power cut brought back would be served once more. `_begin` before the
+        balance: writing off damage needs a ledger and a sequence floor that are on disk. The
+        balance before the threads: it compares three counters, and all of them stand still only
+        now.
+        """
         self.reserve.find()
         refuse_newer(self.seam.disk, self.root / names.LEDGER_DIR)
         recovery = Recovery(self.seam, self.root, self.config, self.catalog, self.reserve)
+        # A newer program's ledger must stop the open while the directory is still untouched;
+        # recovery is the first step that moves or removes anything.
         recovered = recovery.run(expected_id)
         self.quiver_id = recovered.start.quiver_id
         self.recovery = recovery.report
@@ -129,6 +150,9 @@ class Engine:
         self._finish_deletions(deleted)
         try:
             self._begin(recovered)
+            # First raise `accepted` to what outcomes prove, then write off what is missing from
+            # it. The other way round, damage at the end of the log would look like bundles nobody
+            # ever accepted.
             self.writer.correct(proven(self.ledger, self.readable, self.writer.accepted))
             spans = spans_of(self.readable)
             self.recovery.damages[:] = [
@@ -154,7 +178,12 @@ class Engine:
         self.keeper.start()
 
     def _leave_out_deleted(self, old: RecoveredLedger) -> list[Segment]:
-        """Leave out segments that a crash left, or a power cut brought back; return them."""
+        """Leave out segments that a crash left, or a power cut brought back; return them.
+
+        A removal is recorded in the ledger before the directory is renamed, and a rename that was
+        not synced may be undone by a power cut. Either way the ledger has the last word: everyone
+        who waited for the segment has an outcome, and serving it again would count it twice.
+        """
         deleted = []
         for _, end in old.state.deleted_segments:
             # A number is never used again, or a new segment would be taken for one that came back.
@@ -184,6 +213,8 @@ class Engine:
                 self.seam.disk.sync_path(path, QuiverPoint.RECOVER_SYNC)
         self.recovery.damages += old.damages
         for path, reason in old.unreadable:
+            # Reported even if it cannot be moved: a file that stays is found again at the next
+            # start, but whoever opens the quiver must learn now that outcomes are gone.
             damage = Damage(f"{names.LEDGER_DIR}/{path.name}", reason, 0, 0, None, None)
             self.recovery.damages.append(damage)
             with contextlib.suppress(OSError):
@@ -204,6 +235,8 @@ class Engine:
         self.sealer.on_lost = self._write_off
         for path, last_seq, size_bytes in recovered.wal_files:
             self.sealer.wal_files.add(path, last_seq, size_bytes)
+        # What recovery replayed beyond one buffer is queued ahead of anything new: segments must
+        # be sealed in the order of their seqs.
         self.sealer.preload(recovered.backlog)
         self.writer = Writer(
             self.seam, wal_dir, self.config, self.sealer, self.arrivals, self.reserve
@@ -212,6 +245,7 @@ class Engine:
         for subscriber in old.state.subscribers.values():
             # Whoever was attached died with the last process; from then until now nobody could be.
             subscriber.absent_since_ns = self.clock.wall_ns()
+        # A small quiver gets a small ledger: its history counts against the same cap as the data.
         bounds = self.config.ledger.within(self.config.retention.size_cap_bytes)
         self.ledger = Ledger(self.seam, self.root, self.quiver_id, bounds, old.state, self.reserve)
         self.ledger.start(old.next_number, old.files, old.newest, old.last)
@@ -228,7 +262,11 @@ class Engine:
         self.keeper = Keeper(self.clock, self.config.retention, self.ledger, self.retention)
         for name, last in old.state.producers.items():
             recovered.start.producers.absorb(name, last)
+        # Only now may epochs be forgotten by age: recovery ran without a clock, so that a wrong
+        # one at boot cannot make every producer's next retry a duplicate.
         recovered.start.producers.now_ns = self.ledger.steady.age_now_ns
+        # Writer → Retention → ReadableBundles → Writer is a cycle; this assignment is where it
+        # closes. The writer's thread does not run yet, so it never sees None.
         self.writer.room = self.retention
 
     def _begin(self, recovered: Recovered) -> None:
@@ -237,6 +275,8 @@ class Engine:
         # Should the log be lost: no number that the ledger knows is used again.
         self.writer.begin(replace(start, next_seq=max(start.next_seq, self.ledger.state.floor_seq)))
         # Only now is there a newer file that keeps the sequence floor.
+        # None of the three is needed to be correct: what stays is swept by the keeper later, and a
+        # disk that cannot be listed or reserved must not keep stored data from being read.
         with contextlib.suppress(OSError):
             self.sealer.wal_files.remove_sealed()
             self.retention.empty_trash()
@@ -247,6 +287,8 @@ class Engine:
 
     def _tell_damages(self, old: RecoveredLedger) -> None:
         """Report what was lost, all of it: in `recovery`, and in the log."""
+        # A fresh directory has no ledger either. What tells them apart is that the folder existed
+        # before this open and that something was accepted.
         if self._had_ledger and not old.files and self.writer.accepted.bundles:
             lost = "there is no ledger that can be read: subscribers and outcomes are forgotten"
             self.recovery.damages.append(Damage(names.LEDGER_DIR, lost, 0, 0, None, None))
@@ -274,7 +316,13 @@ class Engine:
             write_off_lost(self.ledger, lost, self.clock.wall_ns())
 
     def _doubt_clock(self, old: RecoveredLedger) -> None:
-        """Let nothing expire at once by a clock that may be wrong."""
+        """Let nothing expire at once by a clock that may be wrong.
+
+        A machine without a battery-backed clock may boot years ahead, and age limits would then
+        remove everything in the first tick. The newest timestamp on disk is the only witness there
+        is: a clock far ahead of it is given `clock_grace_s` to be corrected, during which nothing
+        expires.
+        """
         # From summaries alone: a start looks into no bundle table.
         known = [begun_ns for _, begun_ns, _ in old.files]
         known += [segment.summary.max_ingestion_ns for segment in self.catalog.snapshot()]
@@ -297,6 +345,8 @@ class Engine:
         # Last step first; each is taken whatever becomes of the others.
         with contextlib.ExitStack() as steps:
             steps.callback(self.seam.disk.unlock, self._lock)
+            # After the ledger is closed, so that a reader that wakes up finds the final state and
+            # raises instead of going back to sleep.
             steps.callback(self.arrivals.notify)
             steps.callback(self._close_ledger)
             self._stop_threads(steps)
@@ -342,12 +392,19 @@ class Engine:
         return reader.leased() if reader is not None else ()
 
     def _unsealed_bytes(self) -> tuple[int, int]:
+        """Return the bytes of all WAL files, and of the buffers that still have to become segments.
+
+        Two figures because the same bundles are on disk once already (the WAL) and will need room
+        a second time (the segment); retention budgets for both.
+        """
         sealing = sum(buffer.size_bytes for buffer in self.sealer.sealing())
         return self.writer.wal_bytes, sealing + self.writer.buffer.size_bytes
 
 
 def check_caps(config: QuiverConfig) -> None:
     """Refuse a cap in which the quiver could not work."""
+    # A full buffer occupies its WAL and needs as much again to be sealed, beside the reserve (up
+    # to a quarter of the cap). The fourth is for what readers still hold.
     smallest = 4 * config.segment.target_size_bytes
     if config.retention.size_cap_bytes < smallest:
         raise BadInput(
@@ -358,6 +415,10 @@ def check_caps(config: QuiverConfig) -> None:
 
 
 def _refuse_shared_root(disk: Disk, root: PurePath) -> None:
+    """Refuse a directory in which each worker has a quiver of its own, one folder per core.
+
+    Opened as one quiver it would get a log and a ledger beside those folders and look empty.
+    """
     if disk.exists(root / names.core_dir(0) / names.FORMAT):
         raise CannotOpen(
             "the directory is a root of several quivers, not one itself",
@@ -470,6 +531,9 @@ class Keeper:
                 due_s = self._ledger.seconds_until_due()
                 tick_s = min(next_tick_s, rested_s) if self._resolved else next_tick_s
                 patience_s = max(0.0, tick_s - self._clock.monotonic_s())
+                # `freed` sets a flag and does not wake this thread. An outcome comes with a line
+                # in the ledger, so this wait ends at the latest when that line is due to be
+                # synced; a burst of acknowledgements costs one wake-up, not one each.
                 self._condition.wait(patience_s if due_s is None else min(due_s, patience_s))
             now_s = self._clock.monotonic_s()
             self._try(self._ledger.sync_if_due)
@@ -486,6 +550,7 @@ class Keeper:
             work()
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
+            # A disk that stays full fails every tick; the log says so once, `last_error` always.
             if failure != self.last_error:
                 log.warning("the keeper failed and will try again: %s", failure)
             self.last_error = failure

@@ -28,6 +28,8 @@ def register(engine: Engine, name: str, start: StartPosition, options: Subscribe
     check_name(name)
     _check_options(engine, options)
     with engine.ledger.lock:
+        # Under the ledger's lock, and with one `extent` for both figures: were they read apart, an
+        # append in between would be counted as before the start and still be handed out.
         start_seq, accepted_before = _start(engine, start)
         now_ns = engine.clock.wall_ns()
         fresh = Subscriber(name, start_seq, accepted_before, now_ns, options)
@@ -56,7 +58,11 @@ def set_options(engine: Engine, name: str, options: SubscriberOptions) -> None:
 
 
 def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
-    """Return the first seq for a new subscriber, and what was accepted before it."""
+    """Return the first seq for a new subscriber, and what was accepted before it.
+
+    Only what can be read now is passed over: `extent` ends where the last sync does. A bundle that
+    becomes durable a moment later belongs to the new subscriber, and counts for it.
+    """
     last_seq, accepted = engine.readable.extent()
     if start == "latest":
         return last_seq + 1, accepted
@@ -72,6 +78,8 @@ def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
     for ref in engine.readable.refs(0):
         if ref.seq > last_seq:
             break
+        # A start by time begins at the first bundle that is new enough and then takes everything
+        # behind it: ingestion times may step back with the clock, seqs never do.
         if since_ns is None or ref.ingestion_ns >= since_ns or total != NOTHING:
             first_seq = min(first_seq, ref.seq)
             total = total.plus(1, ref.events)
@@ -79,6 +87,9 @@ def _start(engine: Engine, start: StartPosition) -> tuple[int, Totals]:
 
 
 def _check_options(engine: Engine, options: SubscriberOptions) -> None:
+    """A reader of sealed data gets nothing before a segment is full. With a cap below one segment,
+    appends would be blocked, or its data dropped, before it could have read anything.
+    """
     target = engine.config.segment.target_size_bytes
     for name in ("max_bytes", "max_segment_bytes"):
         limit = getattr(options, name)
@@ -151,7 +162,11 @@ class _OwnerVerbs:
         return given_up._asdict()
 
     def checkpoint(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Seal what is open, and write down everything known, for a copy to be taken."""
+        """Seal what is open, and write down everything known, for a copy to be taken.
+
+        The hold comes first: between the seal and the copy nothing may be removed, or the ledger
+        that is copied would name segments that the copy lacks.
+        """
         self.hold(request)
         self._flush()
         return {"ledger_file": self._engine.ledger.checkpoint()}

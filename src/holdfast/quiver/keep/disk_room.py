@@ -5,6 +5,11 @@ beside it. So whoever delivers and frees what is stored never needs space that i
 
 What was refused last is remembered: room for something smaller says little to those who append as
 much again. It is forgotten as soon as that fits; the keeper looks, too.
+
+Two ways to be full are told apart because their cure differs. When the disk says that it has too
+little left, waiting for readers helps, and so does freeing space elsewhere. When it has room by
+its own figures and still refuses (a quota, no inodes), `statvfs` never shows the cure, and the
+only test is to write.
 """
 
 from __future__ import annotations
@@ -50,6 +55,8 @@ class DiskRoom:
     def _wanted(self, size_bytes: int) -> dict[ReserveShare, int]:
         """Return how large each share must be once this much more is in the open buffer."""
         _, to_seal_bytes = self._unsealed_bytes()
+        # The sealer takes one buffer at a time, and each seal frees its WAL before the next
+        # begins. So the reserve has to cover one buffer, however many are queued.
         buffer_bytes = min(to_seal_bytes, self._full_buffer_bytes) + size_bytes
         wanted = {ReserveShare.HEADERS: headers_bytes(self._ledger.checkpoint_bytes)}
         if buffer_bytes:
@@ -66,12 +73,14 @@ class DiskRoom:
             return False
         try:
             self.make_reserve(size_bytes)
+            # After the reserve, so that the free space looked at is what is left beside it.
             return self._disk.free_bytes(self._root) < size_bytes + self._free_bytes_min
         except OSError:
             return True
 
     def refused(self, size_bytes: int) -> None:
         """Remember that a producer was refused for want of room."""
+        # The disk refused, and by our figures there is room: that is a quota.
         self._is_denied = not self.is_full(size_bytes)
         self.refused_bytes = size_bytes
 
@@ -79,6 +88,8 @@ class DiskRoom:
         """Return the bytes of what was refused last; 0 if nothing was, or as much fits now."""
         size_bytes = self.refused_bytes
         fits = size_bytes and not self.is_full(size_bytes)
+        # Under a quota the figures always say that it fits. Then as many bytes are written, synced
+        # and removed: dear, so the reserve limits how often (`RETRY_S`).
         if fits and (not self._is_denied or self._reserve.can_grow(size_bytes)):
             self.refused_bytes = 0
         return self.refused_bytes

@@ -49,6 +49,9 @@ class Orphans:
             return
         # Nobody is given up before it could attach after a start.
         open_s = self._clock.monotonic_s() - self._began_s
+        # What was counted before a restart may already exceed the limit. The grace keeps a
+        # consumer that is merely slower to boot than the gateway from being given up in the first
+        # tick.
         may_go = open_s >= min(self._ttl_s, ORPHAN_GRACE_S)
         for subscriber in list(self._ledger.state.subscribers.values()):
             with self._ledger.lock:  # or it may attach meanwhile

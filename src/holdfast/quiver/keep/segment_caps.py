@@ -95,6 +95,9 @@ class SegmentCaps:
         if counted is None or not is_current:
             waiting_bytes = sum(segment.disk_bytes for segment in self._waiting(subscriber))
             counted = _Counted(segments, resolved, waiting_bytes)
+            # At most one entry per name: those of earlier registrations and replays are not asked
+            # for again. `is segments` above is enough to compare, because the catalog makes a new
+            # tuple for each change.
             others = {one: known for one, known in self._counted.items() if one[0] != key[0]}
             self._counted = {**others, key: counted}
         return counted.waiting_bytes
@@ -117,6 +120,8 @@ class SegmentCaps:
                 break
             first, end = segment.summary.first_seq, segment.summary.last_seq + 1
             pinned = self._is_pinned(subscriber, first, end)
+            # Passed over, not a reason to stop: a younger segment that another owner holds too may
+            # go while the oldest, the last copy of its data, stays.
             if pinned or not self.may_drop(subscriber, segment):
                 continue
             over_bytes -= segment.disk_bytes

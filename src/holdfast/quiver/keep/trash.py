@@ -54,6 +54,8 @@ class Trash:
             target = self._folder / path.name
             if path != target and self._disk.exists(path):
                 self._move(path, target)
+            # Synced also if the rename happened in an earlier try that failed right after it: a
+            # name that a power cut can bring back into segments/ must not lose its files first.
             if path != target:
                 self._disk.sync_dir(path.parent, QuiverPoint.TRASH_SYNC_DIR)
             if self._disk.exists(target):

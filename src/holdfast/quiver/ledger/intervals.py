@@ -1,4 +1,10 @@
-"""Sets of sequence numbers as sorted, disjoint, half-open intervals."""
+"""Sets of sequence numbers as sorted, disjoint, half-open intervals.
+
+What a subscriber has resolved is nearly always one long run from its start, plus a few islands
+that overtook it. Two parallel sorted lists make membership a bisection and a merge a slice; memory
+grows with the number of holes and not with the number of bundles, which is what makes a ledger of
+billions of seqs affordable. Intervals that touch are merged, so equal sets have equal lists.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +41,9 @@ class IntervalSet:
         """Add all numbers from `start` up to, not including, `end`."""
         if start >= end:
             return
+        # `low` is the first interval that ends at or behind `start`, `high` the first that begins
+        # behind `end`: everything between them overlaps or touches the new one and is replaced by
+        # the union.
         low = bisect.bisect_left(self._ends, start)
         high = bisect.bisect_right(self._starts, end)
         if low < high:
@@ -46,6 +55,8 @@ class IntervalSet:
         """Take all numbers from `start` up to, not including, `end` out."""
         if start >= end:
             return
+        # The other sides of the bisection than in `add`: an interval that merely touches is not
+        # cut.
         low = bisect.bisect_right(self._ends, start)
         high = bisect.bisect_left(self._starts, end)
         kept = []
@@ -58,6 +69,8 @@ class IntervalSet:
 
     def holes(self, start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield what is missing between `start` and `end`, in order."""
+        # From the interval that may contain `start`; one step too early is harmless, the maximum
+        # below does not let `start` move back.
         place = max(0, bisect.bisect_right(self._starts, start) - 1)
         while start < end:
             if place >= len(self._starts) or self._starts[place] >= end:

@@ -70,7 +70,11 @@ class LedgerState:
 
     @property
     def floor_seq(self) -> int:
-        """Behind every seq that the ledger knows."""
+        """Behind every seq that the ledger knows.
+
+        Were the log lost and numbering begun anew below this, fresh bundles would fall into ranges
+        that subscribers have resolved already, and they would never be given them.
+        """
         starts = [subscriber.start_seq for subscriber in self.subscribers.values()]
         ends = [end for s in self.subscribers.values() for _, end in s.resolved]
         return max([0, *starts, *ends])
@@ -126,6 +130,9 @@ class LedgerState:
 
 
 def _change_subscriber(subscriber: Subscriber, verb: str, change: dict[str, Any]) -> None:
+    """Verbs that are not known here change nothing: an older program can read a newer ledger of the
+    same version, and forgets only what it could not have used.
+    """
     if verb == "attach":
         subscriber.generation = change["generation"]
         subscriber.absent_since_ns, subscriber.absent_s = None, 0.0
@@ -212,6 +219,9 @@ class Ledger:
                 self._resume(newest)
 
     def _note_in_last(self, last: LedgerContent) -> None:
+        """Open the last process's file once more to name ours in it; failing to is not worth an
+        error.
+        """
         with contextlib.suppress(OSError):
             self._note_continued(LedgerFile.behind(self._seam.disk, last))
 
@@ -240,6 +250,8 @@ class Ledger:
         """Write outcomes; the caller holds the lock and has left out what is resolved already."""
         with self.lock:
             for line in resolutions:
+                # All lines are checked before the first is written: one call is one frame, and
+                # either every outcome in it counts or none does.
                 self._check_generation(line.subscriber, line.generation)
             self._write(lambda file: file.write_resolutions(resolutions))
             for line in resolutions:
@@ -250,6 +262,8 @@ class Ledger:
         with self.lock:
             line = {"verb": verb, "name": name, **fields}
             now_ns = self._seam.clock.wall_ns()
+            # Log first, state second. If the write raises, nobody has seen the change; the other
+            # order would show a state that a crash takes back.
             self._write(lambda file: file.write_change(line, now_ns))
             self.state.change(line)
 
@@ -283,6 +297,8 @@ class Ledger:
                 self._check_generation(name, resumed)
             generation = self.state.last_generation + 1 if resumed is None else resumed
             self.change("attach", name, generation=generation)
+            # Fencing must survive a power cut: a generation given out and forgotten would be given
+            # out again, and two readers would both pass for the current one.
             self.sync()
             return generation
 
@@ -335,6 +351,8 @@ class Ledger:
         with self.lock:
             file = self._file
             if file is not None and file.synced < file.end:
+                # Set before the attempt: if it raises, the keeper comes back soon instead of
+                # never.
                 self._due_s = self._seam.clock.monotonic_s() + RETRY_S
                 self._sync_or_leave(file)
             self._due_s = None
@@ -404,6 +422,8 @@ class Ledger:
             raise _failed(f"the ledger could not be written: {error.strerror}", error) from error
         self.lines_total += 1
         if self._due_s is None:
+            # The clock starts with the first line, not with the last: a steady stream of outcomes
+            # cannot postpone its own sync.
             self._due_s = self._seam.clock.monotonic_s() + self._config.flush_interval_s
             self.on_dirty()
 
@@ -420,7 +440,11 @@ class Ledger:
             raise
 
     def _rotate_while_short(self, file: LedgerFile) -> LedgerFile:
-        """Begin another file while there is room for one; return the one to write to."""
+        """Begin another file while there is room for one; return the one to write to.
+
+        Small files on purpose. On a full disk the next checkpoint has to fit into what giving up
+        the file before it frees, so a file is left while it is still small (reserve.py).
+        """
         self._is_short = self.reserve.is_short(ReserveShare.HEADERS)
         try:
             self._rotate()
@@ -479,6 +503,8 @@ class Ledger:
         old one counts as left behind until the new one is durable, and nothing is written to it
         meanwhile.
         """
+        # Counted up even if this fails: a file with that name may survive a failed unlink, and a
+        # second file of the same number could not be told from it.
         number, self._next_number = self._next_number, self._next_number + 1
         now_ns = self._seam.clock.wall_ns()
         header = LedgerHeader(self._quiver_id, number, new_salt(self._seam.randomness), now_ns)
@@ -494,6 +520,8 @@ class Ledger:
         closed, self._file = self._file, fresh
         if closed is not None:
             if was_left:
+                # A file whose sync failed gets no line that names its successor: nothing is
+                # written to it again.
                 closed.close()
             else:
                 self._note_continued(closed)

@@ -1,4 +1,16 @@
-"""Reading the ledger back: the newest sound checkpoint, and every sound line after it."""
+"""Reading the ledger back: the newest sound checkpoint, and every sound line after it.
+
+Three kinds of missing lines have to be told apart, because only one of them is harmless:
+
+    torn       behind the last sync of the last file: a power cut leaves that. The outcomes are
+               forgotten and what they resolved is delivered again, as at-least-once allows
+    damaged    before a point that a later line knew to be synced: the disk lost what it had
+               promised to keep, and the start says so
+    missing    a whole file, named as its successor by the one before it: also damage
+
+Every line records how far its file was synced when it was written (`synced_through`), which is
+what separates the first kind from the second without any state outside the file.
+"""
 
 from __future__ import annotations
 
@@ -86,6 +98,8 @@ def recover_ledger(disk: Disk, directory: PurePath, own_ids: set[str]) -> Recove
         except NewerVersion as newer:
             raise _unknown_version(path, newer) from None
         except HeaderFault as fault:
+            # The header is synced alone before anything follows it. So a file no longer than that
+            # never held a line, and a longer one without a header did.
             if entry.size_bytes <= BLOCK_BYTES:
                 recovered.interrupted.append(path)
                 recovered.torn_bytes += entry.size_bytes
@@ -123,6 +137,8 @@ def _is_missing(
     found = [*readable, *(path for path, _ in recovered.unreadable)]
     # A running owner may have begun it since the folder was listed.
     seen = {entry.name for entry in entries}
+    # This runs in tools beside a live owner, too. The line that names the next file is written
+    # when that file exists, so a second listing is enough to find it.
     found += [directory / entry.name for entry in disk.list(directory) if entry.name not in seen]
     numbers = [names.parse_ledger_file(path.name) or 0 for path in found]
     return all(other < number for other in numbers)
@@ -139,6 +155,8 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> int:
         checkpoint = content.checkpoint
         if checkpoint is not None:
             recovered.state = LedgerState.from_fields(checkpoint)
+        # Also from frames behind a hole: they could not have been written with that mark unless
+        # the bytes in the hole had been synced once.
         synced = [item.synced_through for item in content.items if isinstance(item, Frame)]
         for item in content.items:
             if isinstance(item, Frame):
@@ -152,6 +170,8 @@ def _replay(recovered: RecoveredLedger, contents: list[LedgerContent]) -> int:
                 # before it left over, so nothing behind the hole is taken.
                 recovered.torn_bytes += content.items[-1].end - item.start
                 break
+    # Only a file that holds the whole state may be continued in place on a full disk; one that
+    # begins behind a lost checkpoint would make the loss permanent.
     if begin == len(contents) - 1 and not recovered.damages:
         recovered.newest = contents[begin]
     recovered.last = contents[-1] if contents else None
@@ -179,6 +199,8 @@ def apply_line(state: LedgerState, frame: Frame) -> int:
         lines = list(decode_resolutions(frame.payload))
         for line in lines:
             subscriber = state.subscribers.get(line.subscriber)
+            # A line for somebody who was unregistered later in the same file, or whose
+            # registration is in the hole before it. There is no account to put it on.
             if subscriber is not None:
                 subscriber.apply(line)
         return len(lines)

@@ -209,13 +209,17 @@ class Subscriber:
         start, end = resolution.start, resolution.end
         if resolution.outcome in LOSSES:
             # What had been resolved before is not lost, although the line goes over it.
+            # Taken before `add` below closes the holes.
             for hole in list(self.resolved.holes(start.seq, end.seq)):
                 self._note_loss(*hole, resolution.outcome)
             # Bundles that are gone, and nobody knows which.
+            # Written by the balance when it knows how much is gone and not where
+            # (engine/balance.py).
             self.losses_left_out += start.seq == end.seq and resolution.counts != NOTHING
         self.resolved.add(start.seq, end.seq)
         _forget(self.partial, start.seq, end.seq)
         _forget(self.attempts, start.seq, end.seq)
+        # An acknowledgement of part of a bundle may be replayed behind one for all of it.
         if end.row and end.seq not in self.resolved:
             self.partial[end.seq] = end.row
         before = self.counts.get(resolution.outcome, NOTHING)
@@ -225,6 +229,8 @@ class Subscriber:
     def note_attempt(self, seq: int, attempt: int) -> None:
         """Remember how often a bundle was handed out."""
         if seq not in self.resolved:
+            # Popped and set again, so that the order of the dict is that of the last attempt and
+            # the bound below forgets the bundle that was tried least recently.
             self.attempts[seq] = max(attempt, self.attempts.pop(seq, 0))
         while len(self.attempts) > ATTEMPTS_MAX:
             del self.attempts[next(iter(self.attempts))]

@@ -1,4 +1,11 @@
-"""One commit group: appends that are written together and made durable by one sync."""
+"""One commit group: appends that are written together and made durable by one sync.
+
+**Numbers and epochs.** A seq is given out once, when an append is numbered, and never again, even
+if the group is not stored: whoever saw it (a log line, an error) must not find other data under
+it. An epoch is looked up in three places, nearest first: this group, groups carried over from a
+failed write, and the table of durable appends. The first two matter because a producer that
+retries fast may have its first attempt still under way.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +97,8 @@ class Numbering:
 
     def take(self, append: Append) -> None:
         """Number one append, unless it is refused or repeats another."""
+        # From here on the append is the writer's, and a producer that times out is answered
+        # "maybe".
         if not append.claim():
             return  # its producer gave up waiting
         if append.producer is not None and append.epoch:
@@ -160,6 +169,8 @@ class Framing:
     def put_all(self, appends: Iterable[list[HeldBundle]]) -> None:
         """Add the frames of some appends, each with its bundles."""
         for bundles in appends:
+            # A transaction's frames count only with the COMMIT frame behind them. A single bundle
+            # needs none: its own checksum says whether it is all there.
             staged = STAGED if len(bundles) > 1 else 0
             for held in bundles:
                 self._put_bundle(held, staged)
@@ -176,6 +187,8 @@ class Framing:
         """Add the frame of one bundle, with its producer in front of the payload."""
         seq, kind, ingestion_ns, watermark_ns, producer, epoch, events, payload = held
         if isinstance(payload, Unread):
+            # A bundle replayed from an older file is still only a reference to it; copying it into
+            # a new file is the one time its bytes are needed.
             payload = payload.read()
         body: bytes | memoryview | pa.Buffer = payload
         extra_bytes = 0
@@ -218,6 +231,10 @@ def parts(appends: list[Append], room: Room | None) -> list[list[Append]]:
     """Return a group; where there is no room for all of it, the first ones that fit, and the rest.
 
     Those behind wait for room together, and hold up none that needs no more.
+
+    A group is as large as its appends were many, so near a cap it may be refused as a whole
+    although most of it would fit. The largest prefix that fits is found by bisection: room is
+    monotonic in size, and asking it is not free.
     """
     ends = list(itertools.accumulate(append.size_bytes for append in appends))
     if room is None or len(ends) <= 1 or room.refusal(ends[-1]) is None:

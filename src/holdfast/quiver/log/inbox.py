@@ -86,6 +86,8 @@ class Append:
         self.watermark_ns = watermark_ns
         self.size_bytes = sum([len(bundle.payload) for bundle in bundles])
         self.outcome: AppendResult | None = None
+        # A lock that is taken once and never released: the cheapest compare-and-set there is in
+        # Python.
         self._claim = threading.Lock()
         self._loop = loop
         # A coroutine waits for the future or is called, a thread waits for the lock.
@@ -169,12 +171,15 @@ def answer(appends: Iterable[Answered]) -> None:
         if append.outcome is not None:
             continue
         append.outcome = outcome
+        # A lock as a one-shot event: an `Event` allocates a condition and a lock of its own for
+        # each append.
         if append._loop is None:
             append._done.release()
         else:
             by_loop.setdefault(append._loop, []).append(append)
     for loop, answered in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed while somebody waited in it
+            # Per loop, not per append: each call writes to the loop's self-pipe.
             loop.call_soon_threadsafe(_notify, answered)
 
 
@@ -224,6 +229,8 @@ class Inbox:
         self._items: deque[Append | WriterRequest] = deque()
         self._pending_bytes = 0
         self._closed_by: NotAccepted | None = None
+        # Set only around the wait in `take`: a busy writer will look again anyway, and producers
+        # save themselves the `notify`.
         self._reader_waits = False
         self._loops_waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
 
@@ -284,6 +291,8 @@ class Inbox:
             while self._items:
                 head = self._items[0]
                 if isinstance(head, Append):
+                    # Room is given back by `written`, after the group is on disk, not here: what
+                    # the writer has in hand is still in memory.
                     taken_bytes += head.size_bytes
                     if taken and taken_bytes > max_bytes:
                         break
@@ -317,12 +326,17 @@ class Inbox:
         if too_much and self._pending_bytes > 0:
             return False
         self._pending_bytes += append.size_bytes
+        # An append above the bound is admitted when nothing else is pending. It must be possible
+        # to send what `max_bundle_bytes` allows, however the two are configured.
         self._items.append(append)
         if self._reader_waits:
             self._work.notify()
         return True
 
     def _wake_loops(self) -> None:
+        """Everyone is woken and tries again; there is no fair queue. A waiter that loses the race
+        waits once more until its own deadline, and the writer frees room in large steps.
+        """
         waiting, self._loops_waiting = self._loops_waiting, {}
         by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
         for future, loop in waiting.items():
@@ -373,6 +387,8 @@ class Intake:
                 return False
         except NotAccepted:
             return False
+        # Here as well as in the timer: under load the front of the queue is always answered, and
+        # it must not grow by one entry per event until the next time-out.
         self._forget_answered()
         self._waiting.append((self._loop.time() + self._timeout_s, append))
         if self._timer is None:

@@ -43,9 +43,14 @@ class Quarantine:
     def move(self, path: PurePath, damage: Damage) -> None:
         """Move a whole file or directory into quarantine."""
         target = self._free_name(path.name)
+        # The note first. A note without its file says that something was meant to be set aside and
+        # is still where it was; a file without a note would be bytes of which nobody knows the
+        # origin.
         self._note(target, damage)
         self._disk.rename(path, target, QuiverPoint.QUARANTINE_MOVE)
         self._disk.sync_dir(self._folder, QuiverPoint.QUARANTINE_SYNC_DIR)
+        # Target before source: a power cut between the two may leave the name twice, never
+        # nowhere.
         self._disk.sync_dir(path.parent, QuiverPoint.QUARANTINE_SYNC_DIR)
 
     def copy(self, content: memoryview, damage: Damage) -> None:

@@ -104,6 +104,8 @@ class Recovery:
         self._headless = [0]
         self._names_are_durable = True
         # What to write, move and remove once all is known to be readable.
+        # A list of closures instead of immediate calls, because the last file read may still turn
+        # out to be of a newer format, and then nothing may have been touched.
         self._due: list[Callable[[], None]] = []
 
     def run(self, expected_id: str | None) -> Recovered:
@@ -131,6 +133,8 @@ class Recovery:
         except FormatFault as fault:
             self._set_aside(self._root / names.FORMAT, str(fault))
             found = None
+        # FORMAT alone is not enough: without any WAL file of that id the sequence floor is gone,
+        # and new numbers under the old id could repeat old ones.
         if found is not None and found.quiver_id in claims:
             identity = found
         else:
@@ -166,6 +170,7 @@ class Recovery:
         former = self._segment_claims()
         if found is not None:
             former = (former | claims) & {found.quiver_id, *found.former_ids}
+        # Only FORMAT is lost. All WAL files agree, so the id and the floor survive in them.
         if found is None and len(claims) == 1:
             (quiver_id,) = claims
         else:
@@ -263,6 +268,8 @@ class Recovery:
             except HeaderFault as fault:
                 faults[number] = path, entry.size_bytes, str(fault)
         self._headless += faults
+        # A file's successor records what the file held when it was left. With its own header
+        # unreadable, that is the only record of what it cost.
         left = {content.header.previous_number: content.header for content in files}
         for number, (path, size_bytes, fault_reason) in faults.items():
             self._leave_out(path, size_bytes, fault_reason, left.get(number))
@@ -290,6 +297,8 @@ class Recovery:
         return own
 
     def _quarantine_holes(self, replay: Replay, needed: dict[PurePath, int]) -> None:
+        # The file that was read last: damages come file by file, and a WAL file is read once for
+        # all its holes.
         read: tuple[PurePath | None, memoryview] = None, memoryview(b"")
         for content, damage in replay.real_damages():
             self.report.damages.append(damage)
@@ -318,6 +327,8 @@ class Recovery:
             if held.producer is not None and held.epoch:
                 append = LastAppend(held.epoch, seq, 1, held.events, held.ingestion_ns)
                 self._producers.absorb(held.producer, append)
+        # What is appended next must not share a segment with what was replayed: the segment's
+        # range would reach over the damaged seqs between them.
         if buffers[-1].bundles and self.report.damages:
             buffers.append(OpenBuffer(now_s))
         return buffers
@@ -372,6 +383,8 @@ class Recovery:
         return Recovered(start, backlog, kept)
 
     def _keep_through(self, last_seq: int, replay: Replay) -> int:
+        # If the names of the segments could not be synced, a power cut may take a segment back;
+        # then every WAL file stays until the next seal has synced the folder.
         return last_seq if self._names_are_durable else max(last_seq, replay.last_seq)
 
     def _accepted(self, files: Sequence[WalContent], replay: Replay) -> Totals:

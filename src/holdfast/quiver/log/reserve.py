@@ -152,6 +152,9 @@ class DiskReserve:
                 return
             free_bytes = self._disk.free_bytes(self._root)
             now_s = self._clock.monotonic_s()
+            # `free_bytes` knows nothing of a quota. Under one, each attempt would write megabytes
+            # and fail; so attempts are spaced out until one succeeds or something is removed
+            # (`freed`).
             if free_bytes < missing + FREE_BYTES_MIN or now_s < self._retry_s:
                 raise OSError(errno.ENOSPC, "no room for the reserve", str(self._folder))
             self._retry_s = now_s + RETRY_S
@@ -162,6 +165,7 @@ class DiskReserve:
                 if self.holds(share) < size:
                     self._grow(share, size - self.holds(share))
             self._disk.sync_dir(self._folder, QuiverPoint.RESERVE_SYNC_DIR)
+            # It worked: the next growth need not wait.
             self._retry_s = -math.inf
             self.lines_bytes = LEDGER_LINES_BYTES
 
@@ -239,7 +243,11 @@ class DiskReserve:
         return freed_bytes > 0
 
     def lend(self, share: ReserveShare, step: Callable[[], Result]) -> Result:
-        """Do a step; while the disk is full, give up what there is of a share and do it again."""
+        """Do a step; while the disk is full, give up what there is of a share and do it again.
+
+        Each round gives something up for good, so this ends: with success, or with the disk's own
+        error when nothing is left to give.
+        """
         while True:
             try:
                 return step()

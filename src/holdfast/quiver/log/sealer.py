@@ -4,6 +4,10 @@ It takes one buffer at a time (only recovery may leave it more). A seal that fai
 (in memory, and in the WAL, which is not truncated past it) and is tried again after a pause that
 doubles. Only when the segment is durable under its final name does it become visible, and only then
 does its WAL go.
+
+While a seal is retried the buffer stays readable from memory, so readers notice nothing. One
+thread, in order, is part of the design: WAL files go up to the last seq that is sealed, so a
+segment that became durable before an older one would take the older one's log with it.
 """
 
 from __future__ import annotations
@@ -76,6 +80,8 @@ class Sealer:
     def offer(self, buffer: OpenBuffer) -> bool:
         """Take a buffer if none is being sealed."""
         with self._lock:
+            # Raised in the writer's thread, which then fails all appends: a quiver that cannot
+            # seal would fill its log and stop anyway, later and without a reason.
             if self._died_of is not None:
                 raise self._died_of
             if self._queue:
@@ -94,8 +100,9 @@ class Sealer:
             return tuple(self._queue)
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until nothing is being sealed, at most `timeout_s`; return whether that was so."""
+        """Wait for the current seal, at most `timeout_s`; return whether there was none."""
         with self._lock:
+            # Read before the wait: the caller wants to know whether it is a seal that it waits for.
             was_idle = not self._queue
             if not was_idle:
                 self._changed.wait(timeout_s)
@@ -201,6 +208,7 @@ class Sealer:
             self._changed.notify_all()
         self.counters.segments += segment is not None
         self.counters.seconds += self._clock.monotonic_s() - started_s
+        # Outside the lock: callbacks answer appends and may ask the sealer for the next buffer.
         self._answer(buffer, None)
         self.on_sealed()
         return buffer.last_seq
@@ -208,6 +216,8 @@ class Sealer:
     def _build(self, buffer: OpenBuffer) -> Segment | None:
         """Make a segment of what can be read, if anything can."""
         bundles, lost = buffer.bundles, list[Lost]()
+        # Bundles from recovery are still in their WAL files. Anything unreadable by now was sound
+        # at the start, and is written off one by one; the segment is made of the rest.
         if any(isinstance(held.payload, Unread) for held in bundles):
             bundles = in_memory(bundles, lambda held, damage: lost.append((held, str(damage))))
         if lost:

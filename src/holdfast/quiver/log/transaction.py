@@ -84,6 +84,9 @@ class OpenTransactions:
             )
 
     def _sweep(self) -> None:
+        """There is no timer: a transaction left behind holds memory only against others, so it is
+        enough to look when one of them wants some.
+        """
         now_s = self._clock.monotonic_s()
         for transaction in [t for t, until_s in self._open.items() if until_s < now_s]:
             self._release(transaction)
@@ -133,6 +136,8 @@ class Transaction:
 
     def commit(self) -> Receipt:
         """Make all staged bundles durable, in order, under consecutive seqs."""
+        # The staged bytes are given back before the write: from here on they count as pending in
+        # the inbox, and are not counted twice.
         bundles = self._end()
         if not bundles:
             raise BadInput("the transaction has no bundles", hint="append before committing")
@@ -153,6 +158,7 @@ class Transaction:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None:
+            # The block failed; that its lease lapsed as well is no news.
             with contextlib.suppress(TransactionEnded):
                 self.abort()
         elif not self._ended:

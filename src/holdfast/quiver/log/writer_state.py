@@ -117,6 +117,8 @@ class Producers:
 
     def absorb(self, producer: str, bundle: LastAppend) -> None:
         """Remember one recovered bundle; the bundles of one transaction add up."""
+        # Recovery meets the bundles of one append one at a time; the receipt that a repeat is
+        # answered with names the first seq and the sum.
         last = self._last.get(producer)
         if last is not None and last.epoch == bundle.epoch and bundle.seq > last.seq:
             bundle = last._replace(
@@ -133,6 +135,8 @@ class Producers:
         oldest_ns = -math.inf if self.now_ns is None else self.now_ns() - ttl_ns
         while self._last:
             name, last = next(iter(self._last.items()))
+            # Ordered by the last append, so the first entry is the oldest; the loop ends at the
+            # first that stays.
             if len(self._last) <= self._config.max_count and last.time_ns >= oldest_ns:
                 return
             del self._last[name]

@@ -106,10 +106,16 @@ class Attachment:
         now_ns = self._store.clock.wall_ns()
         line = Resolution(now_ns, self.name, self.generation, start, end, outcome, counts, reason)
         self._ledger.resolve([line])
+        # Under the ledger's lock, and allowed to be: it sets a flag and notifies a condition under
+        # which nothing else is taken (the lock order is in engine.py).
         self._store.freed()
 
     def _damaged(self, ref: BundleRef, reason: str) -> None:
-        """Record that a bundle cannot be read any more, unless it is resolved."""
+        """Record that a bundle cannot be read any more, unless it is resolved.
+
+        Decided here, by whoever finds it, instead of being raised for ever: a reader that stops at
+        a damaged bundle would hold back everything behind it, and with it the disk.
+        """
         with self._ledger.lock:
             subscriber = self.subscriber
             if ref.seq in subscriber.resolved:

@@ -55,6 +55,8 @@ class Cursor(Attachment):
             raise BadInput(f"on_data_loss is {on_data_loss!r}", hint="use 'fail' or 'count'")
         super().__init__(store, name, resumed)
         self._on_data_loss = on_data_loss
+        # Where the next plan begins by itself. It runs ahead of the committed position, and falls
+        # back to it only when outcomes were taken back (`reopened`).
         self._planned = self.subscriber.position
         self._reopened = self.subscriber.reopened
         # Of ranges that were read and are not committed: up to which seq they were handed out.
@@ -87,6 +89,8 @@ class Cursor(Attachment):
             raise BadInput("a plan needs room", hint="max_events and max_bytes must be positive")
         deadline_s = self._store.clock.monotonic_s() + wait_s
         while True:
+            # Read before looking: what arrives between the look and the wait has then changed the
+            # version, and the wait ends at once instead of missing it.
             seen = self._store.arrivals.version
             self._require_current()
             planned = self._plan_now(max_events, max_bytes, durable, start, sealed_only)
@@ -127,13 +131,18 @@ class Cursor(Attachment):
             subscriber = self.subscriber
             if subscriber.paused:
                 return None
+            # Before anything is handed out: a consumer that must not lose data learns of a gap
+            # while it can still stop in front of it.
             self._tell_losses()
             if self._reopened != subscriber.reopened:
                 self._reopened, self._planned = subscriber.reopened, subscriber.position
+            # A caller's own account may be behind what is committed here, after a crash between
+            # our commit and its checkpoint; what is resolved is not planned again.
             start = max(self._planned if start is None else start, subscriber.position)
             refs = self._collect(start, max_events, max_bytes, sealed_only)
             if not refs:
                 return None
+            # A range always ends behind a bundle, so that the next one never begins inside.
             planned = self._pinned(start, Position(refs[-1].seq + 1), refs, durable)
             self._planned = planned.end
             return planned
@@ -163,6 +172,8 @@ class Cursor(Attachment):
             if ref.seq in resolved:
                 continue
             events, size_bytes = events + ref.events, size_bytes + ref.size_bytes
+            # The first bundle is taken whatever its size: a limit below the largest bundle would
+            # otherwise return nothing for ever, and look like an empty quiver.
             if refs and (events > max_events or size_bytes > max_bytes):
                 break
             refs.append(ref)
@@ -185,6 +196,8 @@ class Cursor(Attachment):
                     break
                 if ref.seq not in self.subscriber.resolved:
                     refs.append(ref)
+            # All of it was lost and accepted as lost, or resolved by others. An empty range
+            # commits like any other, so the caller's account moves on.
             if not refs:
                 return Range(start, end, 0, 0, ())
             if refs[0].seq == start.seq and start.row > refs[0].events:
@@ -204,6 +217,9 @@ class Cursor(Attachment):
         done = subscriber.position
         if start == end or start >= done:
             return
+        # Below the committed position a range may be planned again only where the data was lost
+        # and not where it was delivered: otherwise the caller would believe it had read events
+        # that it gets nowhere.
         lost = IntervalSet((first, until) for first, until, _ in subscriber.losses)
         if not lost.covers(start.seq, min(done.seq, end.seq)) or (done.row and done < end):
             raise _not_planned(start, end, f"all before {done} is resolved")
@@ -215,6 +231,8 @@ class Cursor(Attachment):
             for first, end, outcome in self.subscriber.losses
             if first < end_seq and first_seq < end
         ]
+        # Losses without a range concern no range in particular, so a replan does not fail for
+        # them.
         more = self.subscriber.losses_left_out if end_seq == SEQ_MAX else 0
         if not (losses or more) or self._on_data_loss == "count":
             return
@@ -257,6 +275,9 @@ class Cursor(Attachment):
                 yield bundle
             elif ref.seq in self.subscriber.resolved:
                 missed.add(ref.seq, ref.seq + 1)
+        # The loop ran to its end: everything of this range was yielded or recorded, and any commit
+        # of it is honest. A caller that never called `read` (it took the sealed files itself) is
+        # not restricted either; see the default in `_require_handed_out`.
         self._handed[key] = SEQ_MAX
         losses = self._losses_of(missed)
         if losses and self._on_data_loss == "fail":
@@ -266,7 +287,12 @@ class Cursor(Attachment):
             )
 
     def _readable(self, ref: BundleRef) -> Bundle | None:
-        """Return a bundle if it can be read, and record it as damaged if not."""
+        """Return a bundle if it can be read, and record it as damaged if not.
+
+        Slots are decoded here, before the bundle is handed out: damage found later, inside the
+        caller's loop, could no longer be recorded, and the caller would have committed what it
+        never saw.
+        """
         bundle = self._store.readable.bundle(ref.seq)
         try:
             if bundle is not None:
@@ -328,6 +354,8 @@ class Cursor(Attachment):
             if since is not None:
                 begin = self._begin(refs, since, planned.start)
             counts = self._counts(refs, end)
+            # A range can resolve nothing new and still have to be written: numbers without a
+            # bundle in it would keep the high-water mark where it is.
             done = self.subscriber.resolved.covers(begin.seq, end.seq)
             if counts != NOTHING or not done:
                 self._record(begin, end, outcome, counts, reason)
@@ -350,6 +378,8 @@ class Cursor(Attachment):
         ref = refs[0] if refs and refs[0].seq == since.seq else None
         if since.row:
             done = self.subscriber.partial.get(since.seq, 0)
+            # Within a bundle the ledger knows one number, how many events from the front are
+            # resolved. A commit that skips some would have to be stored as a set per bundle.
             if ref is None or (since.row != done and since.seq not in self.subscriber.resolved):
                 raise UnknownPosition(
                     f"event {since.row} of bundle {since.seq}, of which {done} are committed",

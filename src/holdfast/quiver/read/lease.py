@@ -129,6 +129,9 @@ class Lease(Attachment):
         self._next_seq = subscriber.position.seq
         if self._options.order == "newest_first":
             self._next_seq = max(subscriber.start_seq, self._store.readable.newest_seq() + 1)
+        # Newest first works from a middle outwards: `_next_seq` moves up with arrivals,
+        # `_older_than` down through what was there. Both start at the same number, so no bundle is
+        # seen twice or missed.
         self._older_than = self._next_seq
 
     # --------------------------------------------------------------- handing out
@@ -217,6 +220,7 @@ class Lease(Attachment):
         look_ahead = self._oldest if self._options.order == "fifo" else self._newest
         while look_ahead():
             ref = self._ahead.pop()
+            # After `_begin` the scan passes over everything again, in-flight bundles included.
             is_out = ref.seq in self._flights or ref.seq in self._given_back
             if ref.seq not in resolved and not is_out:
                 return ref, subscriber.attempts.get(ref.seq, 0)
@@ -234,6 +238,7 @@ class Lease(Attachment):
     def _newest(self) -> bool:
         """Have the newest bundle that was never looked at at the end of the list."""
         readable, ahead = self._store.readable, self._ahead
+        # Arrivals go on top. Only when there are none does the scan reach further back, below.
         if readable.newest_seq() >= self._next_seq:
             ahead += readable.refs(self._next_seq)
             self._next_seq = max(self._next_seq, ahead[-1].seq + 1) if ahead else self._next_seq
@@ -255,6 +260,8 @@ class Lease(Attachment):
 
     def _hand_out(self, ref: BundleRef, attempts: int) -> LeasedBundle | None:
         """Lease a bundle; None if it is gone or damaged meanwhile, or has no attempt left."""
+        # References are looked up many at a time, data one bundle at a time, when it is due: at
+        # most `max_in_flight` bundles are in memory, however far the lookahead reaches.
         bundle = self._store.readable.bundle(ref.seq)
         if bundle is None:
             return None  # dropped since it was looked up; the ledger has it
@@ -283,7 +290,12 @@ class Lease(Attachment):
                 self._failed(seq, now_s, "the lease lapsed")
 
     def _failed(self, seq: int, due_s: float, reason: str) -> None:
-        """Put a delivery back that came to nothing, or give it up, and write that down."""
+        """Put a delivery back that came to nothing, or give it up, and write that down.
+
+        Put back before it is written down: if the ledger cannot be written the bundle is still
+        handed out again by this process, and only the count of attempts may be short after a
+        restart.
+        """
         flight = self._flights[seq]
         self._put_back(seq, due_s)
         known = self._ledger.state.subscribers.get(self.name)
@@ -317,6 +329,8 @@ class Lease(Attachment):
             now_s = self._store.clock.monotonic_s()
             due = [flight.lapses_s for flight in self._flights.values()]
             due += [self._retries[0][0]] if self._retries else []
+            # Never zero: what is due and cannot be handed out (the subscriber is paused, or
+            # `max_in_flight` is reached) must not turn the wait into a busy loop.
             return max(0.001, min(due, default=now_s + 60.0) - now_s)
 
     # ------------------------------------------------------------------ deciding
@@ -335,7 +349,11 @@ class Lease(Attachment):
     def _decide(
         self, subscriber: Subscriber, ref: BundleRef, outcome: Outcome, reason: str
     ) -> None:
-        """Write an outcome, unless there is one; inside the ledger's lock."""
+        """Write an outcome, unless there is one; inside the ledger's lock.
+
+        Also for bundles that are back in the queue: a consumer that was slow, whose lease lapsed,
+        and that then acknowledges has delivered. Its word counts as long as nobody else's did.
+        """
         if ref.seq not in subscriber.resolved:
             counts = Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
             start, end = Position(ref.owned_from), Position(ref.seq + 1)
@@ -358,6 +376,8 @@ class Lease(Attachment):
         try:
             with self._lock:
                 flight = self._flights.get(seq)
+                # The number of the delivery tells two holders of the same bundle apart: a nack by
+                # the one whose lease lapsed must not take the bundle from the one who has it now.
                 if flight is None or flight.delivery != delivery:
                     return  # it lapsed, and is somebody else's now
                 self._failed(seq, self._store.clock.monotonic_s() + retry_after_s, reason)

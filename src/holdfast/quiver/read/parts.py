@@ -44,6 +44,8 @@ class PartReader(Attachment):
         What is dropped while a node takes it would be lost by the ledger, and there by the node's.
         The pin is not synced: after a crash nothing is on its way.
         """
+        # A pin ends `max_pin_s` after its timestamp. One that should end sooner is written as if
+        # it had been taken earlier; the ledger's format has no field for a shorter life.
         since_ns = self._ledger.steady.now_ns() + int((seconds - max_pin_s) * 1e9)
         with self._ledger.lock:
             self._require_current()
@@ -68,6 +70,8 @@ def waiting_segments(
 ) -> Iterator[Segment]:
     """Yield the segments of which something is not resolved for a subscriber, oldest first."""
     first_seq = max(from_seq, subscriber.high_water_seq)
+    # By their last seqs: the segment that holds the high-water mark in its middle is the first
+    # wanted.
     place = bisect.bisect_left(segments, first_seq, key=lambda one: one.summary.last_seq)
     for segment in segments[place:]:
         first, end = segment.summary.first_seq, segment.summary.last_seq + 1

@@ -2,6 +2,12 @@
 
 Readers see what is on stable storage and nothing further. Sealed bundles come from the segments,
 the newest from the buffers; where the one ends and the other begins is nobody else's business.
+
+Nothing here locks the writer or the sealer out, so every look is a race with a buffer being handed
+over, a segment being added, or one being removed. The order of reading settles each of them. A
+bundle moves from the open buffer to the sealer to the catalog and from there to the trash; readers
+look in that same direction, so a bundle that moves is found at its next station, never at neither.
+What is found at both is left out once.
 """
 
 from __future__ import annotations
@@ -61,8 +67,11 @@ class ReadableBundles:
         # What is not counted yet is not read: it could be resolved before it was accepted.
         newest_seq = self.newest_seq() if synced_only else SEQ_MAX
         # The open buffer before the sealer's: if it is handed over meanwhile, it is found there.
+        # One read of the attribute: the writer replaces the buffer object, and two reads could be
+        # of two.
         open_bundles = self._writer.buffer.bundles
         lists = [buffer.bundles for buffer in self._sealing()]
+        # Handed over between the two reads: it is in the sealer's list already.
         if open_bundles and all(open_bundles is not bundles for bundles in lists):
             lists.append(open_bundles)
         tail = []
@@ -92,10 +101,15 @@ class ReadableBundles:
             for place in places:
                 ref = ref_at(place, end)
                 yield ref
+                # The next bundle owns every number from here on that no bundle has.
                 end = ref.seq + 1
 
     def refs_back(self, before_seq: int) -> Iterator[BundleRef]:
-        """Yield the readable bundles before a seq, newest first."""
+        """Yield the readable bundles before a seq, newest first.
+
+        A reference names the unused numbers in front of its bundle, which are known only once the
+        next older bundle is. So each is yielded one step late.
+        """
         newer: BundleRef | None = None
         for part in reversed(self._parts(0)):
             places, ref_at = self._look_into(part, 0, before_seq)
@@ -140,6 +154,7 @@ class ReadableBundles:
 
     def bundle(self, seq: int) -> Bundle | None:
         """Return one bundle, or None if there is none with this seq."""
+        # `tail` cuts each buffer at `seq`, so a bundle that is there is the first of its buffer.
         for held in (one for buffer in self.tail(seq) for one in buffer[:1]):
             if held.seq == seq:
                 return held_bundle(held)
@@ -228,11 +243,20 @@ class ReadableBundles:
         return _add_unresolved(subscriber, self._index_refs(segment), NOTHING, 0)[0]
 
     def _untouched(self, subscriber: Subscriber, first: int, end: int) -> bool:
+        """Whether a segment waits as a whole, so that its summary has the count. This keeps
+        counting what waits proportional to the number of segments: a bundle table is opened
+        only for the few segments in which a subscriber stands.
+        """
         if subscriber.start_seq > first or any(first <= seq < end for seq in subscriber.partial):
             return False
         return next(subscriber.resolved.holes(first, end), None) == (first, end)
 
     def _index_refs(self, segment: Segment) -> list[BundleRef]:
+        """Return all references of a segment; none if its table is damaged.
+
+        For counting only. What cannot be read cannot wait, and the reader that meets the damage
+        records it; raising here would keep retention from working because of one bad block.
+        """
         try:
             index = self._index(segment)
         except Damaged:
@@ -259,6 +283,8 @@ class ReadableBundles:
             if found is not None:
                 self._indexes.move_to_end(key)
                 return found
+        # Two threads may read the same table. That wastes a read; holding the lock would stop
+        # every reader of the quiver behind one slow disk.
         index = segment.index()
         with self._lock:
             self._indexes[key] = index

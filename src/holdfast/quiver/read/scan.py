@@ -109,12 +109,20 @@ class Span:
             return Position(seqs[place].as_py(), rows[place].as_py())
 
         places = range(batch.num_rows)
+        # Bisection turns a handful of cells into Python objects; comparing two columns would touch
+        # every row of a batch of which the span usually keeps all or nothing.
         first = 0 if self.start is None else bisect_left(places, self.start, key=position)
         end = batch.num_rows if self.end is None else bisect_left(places, self.end, key=position)
         return batch.slice(first, max(0, end - first))
 
     def kept(self, segment: Segment) -> dict[int, tuple[int, int]] | None:
-        """Return, by file, the first row and the end of what is in it; None: everything."""
+        """Return, by file, the first row and the end of what is in it; None: everything.
+
+        Rows of one file are in the order of seqs, so what a span keeps of a file is one run of
+        rows. The bundle table says where each bundle lies; the minimum and maximum per file are
+        that run. It may hold rows of no interest at its ends (a span that ends inside a bundle),
+        which `cut` removes.
+        """
         summary = segment.summary
         if self.covers(summary.first_seq, summary.last_seq):
             return None
@@ -165,6 +173,8 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
     while it was read ends there.
     """
     segments = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
+    # The schema must be known before the first batch is yielded: Arrow readers announce it up
+    # front. That is why parts are listed first, with their schemas, and read lazily afterwards.
     slot = slot or _only_slot(segments, tail, on_damage)
     parts: list[StoredRows] = []
     for segment in segments:
@@ -195,6 +205,7 @@ def _keep(batch: pa.RecordBatch, mask: pa.Array | None) -> Iterator[pa.RecordBat
     elif all(can_be_filtered(kind) for kind in batch.schema.types):
         kept = [batch.filter(mask)]
     else:
+        # Arrow has no filter kernel for some types (`can_be_filtered`); slices need none.
         kept = list(_kept_slices(batch, mask))
     yield from (part for part in kept if part.num_rows)
 
@@ -250,6 +261,8 @@ def _segment_parts(
             and times.may_overlap(batch.min_event_us, batch.max_event_us)
         ]
         try:
+            # Rows whose schema is their own: each carries an Arrow stream in a cell. They have to
+            # be unpacked to learn the schema, so they are the one kind that is read while listing.
             if summary.kind == OPAQUE:
                 for batch in _read(file, kept, forgive):
                     yield from _opaque_parts(batch, slot)
@@ -306,6 +319,8 @@ def _unwrap(row: pa.Table) -> pa.RecordBatch:
     own = read_stream(row.column("payload")[0].as_buffer())
     envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
     first_row = row.column("_row")[0].as_py()
+    # The opaque row stands for several rows of the bundle; each gets the number it would have had
+    # in a file of its own, so that positions mean the same in both kinds.
     envelope[1] = pa.array(range(first_row, first_row + own.num_rows), pa.int32())
     schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema], own.schema.metadata)
     return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
@@ -319,6 +334,7 @@ def _common_schema(
 ) -> pa.Schema:
     """Return a schema that rows of all these schemas fit; a column that some lack is null there."""
     fields: dict[str, pa.Field] = {field.name: field for field in ENVELOPE_SCHEMA}
+    # Thousands of parts share a few schemas; each of those is unified once.
     distinct: dict[str, pa.Schema] = {s.to_string(show_schema_metadata=False): s for s in schemas}
     for schema in distinct.values():
         for field in schema:
@@ -346,6 +362,8 @@ def _common_field(first: pa.Field | None, second: pa.Field) -> pa.Field:
     if first is None or first.type == second.type:
         return second.with_nullable(True)
     try:
+        # Dictionary columns of two files have two dictionaries; their common type is that of the
+        # values.
         one, two = (
             f.with_type(plain_type(f.type)) if has_dictionary(f.type) else f
             for f in (first, second)

@@ -265,7 +265,11 @@ def _damaged_table(path: PurePath) -> Damaged:
 
 
 class Catalog:
-    """All sealed segments. Readers take snapshots; only recovery and the sealer change it."""
+    """All sealed segments. Readers take snapshots; recovery, sealer and retention change it.
+
+    A change makes a new tuple and never touches the old one. So a snapshot costs nothing, needs no
+    lock, and two snapshots that are the same object are the same set: caches compare them by `is`.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
