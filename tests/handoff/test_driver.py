@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.node.serving import served
 from tests.patience import PATIENCE_S, until
 
 from holdfast.errors import OwnerGone
+from holdfast.handoff import driver as driver_module
 from holdfast.handoff.driver import HandoffDriver
 from holdfast.handoff.fake import FakeNode, FakeTransport
 from holdfast.handoff.monitor import MonitorSettings
@@ -143,6 +146,29 @@ def test_scenario_23_a_real_node_replaced_between_two_probes_settles_nothing(
         handoff.rebind("a")
         until(lambda: is_done(handoff), "that the new node has all")
         assert nodes["fresh"].statistics().adopted_total == 2
+
+
+def test_appends_wake_no_thread_of_a_data_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "NEWS_EVERY_S", PATIENCE_S)
+    node, begun = FakeNode("node-a"), 0
+    with sending(tmp_path, {"a": FakeTransport(lambda: node)}) as handoff:
+        until(lambda: handoff.healthy_nodes() == {"a"}, "that it is met")
+        begin = handoff.workers["a"].begin
+
+        def counted() -> Any:
+            nonlocal begun
+            begun += 1
+            return begin()
+
+        # Probes do; and every thread looks for itself after a while.
+        monkeypatch.setattr(handoff.probers["a"], "begin", lambda: None)
+        monkeypatch.setattr(handoff.probers["a"], "due_s", lambda: math.inf)
+        monkeypatch.setattr(handoff.workers["a"], "begin", counted)
+        for _ in range(200):
+            handoff.quiver.append_raw([b"x"])
+        assert begun < 100
 
 
 def test_refresh_starts_what_is_missing_once(tmp_path: Path) -> None:

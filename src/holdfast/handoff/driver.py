@@ -3,6 +3,9 @@
 All decisions are the state machines'. A thread asks one for a call under the sender's lock, makes
 the call without it, and hands back the result. So a node that hangs costs its own two threads some
 time, and nobody else any.
+
+To a quiver every append is news, and to a sender only sealed segments are. So one more thread looks
+for news of the quiver now and then, and wakes the others: without it, each append would.
 """
 
 from __future__ import annotations
@@ -18,11 +21,14 @@ from holdfast.handoff.calls import NodeCall, Result
 from holdfast.handoff.prober import Prober
 from holdfast.handoff.sender import Handoff
 from holdfast.handoff.worker import Worker
+from holdfast.quiver.log.wakeup import Wakeup
 from holdfast.replica.transport import Transport
 from holdfast.seam.clock import Clock
 
 # Whatever a task waits for, it looks again after this time.
 IDLE_S = 5.0
+# How often it is looked for news of the quiver: so much later than it is sealed a part may go.
+NEWS_EVERY_S = 0.05
 
 log = logging.getLogger("holdfast.handoff")
 
@@ -35,6 +41,8 @@ class HandoffDriver:
         self._clock = clock
         self._connect = connect
         self._arrivals = handoff.quiver.arrivals
+        self._news = Wakeup()
+        self._watch = threading.Thread(target=self._pass_on, name="handoff-news", daemon=True)
         self._closing = threading.Event()
         # By name: how often its address changed.
         self._moves: Counter[str] = Counter()
@@ -54,12 +62,14 @@ class HandoffDriver:
                     )
                     thread.start()
         self._handoff.filter_orphans()
-        self._arrivals.notify()
+        self._news.notify()
+        if not self._watch.is_alive():
+            self._watch.start()
 
     def reconnect(self, name: str) -> None:
         """Let a node's threads connect again after what they are at: it has another address."""
         self._moves[name] += 1
-        self._arrivals.notify()
+        self._news.notify()
 
     def close(self, grace_s: float = 10.0) -> None:
         """Begin nothing any more, and wait a while for what is under way.
@@ -69,8 +79,10 @@ class HandoffDriver:
         """
         self._closing.set()
         self._arrivals.notify()
+        self._news.notify()
         deadline_s = self._clock.monotonic_s() + grace_s
-        for thread in self._threads.values():
+        started = [self._watch] if self._watch.ident is not None else []
+        for thread in [*self._threads.values(), *started]:
             thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
         self._handoff.close()
 
@@ -97,13 +109,13 @@ class HandoffDriver:
 
     def _turn(self, task: Worker | Prober, transport: Transport) -> None:
         """Make one call, or wait until there is one to make."""
-        seen = self._arrivals.version
+        seen = self._news.version
         with self._handoff.lock:
             call = task.begin()
             due_s = task.due_s()
         if call is None:
             patience_s = due_s - self._clock.monotonic_s()
-            self._arrivals.wait(seen, min(max(patience_s, 0.001), IDLE_S))
+            self._news.wait(seen, min(max(patience_s, 0.001), IDLE_S))
             return
         result = _made(call, transport)
         with self._handoff.lock:
@@ -111,7 +123,17 @@ class HandoffDriver:
         if isinstance(task, Prober):
             self._handoff.filter_orphans()
         # A permit may be free, or a node be up.
-        self._arrivals.notify()
+        self._news.notify()
+
+    def _pass_on(self) -> None:
+        """Wake the others when there is news of the quiver."""
+        seen = -1
+        while not self._closing.is_set():
+            version = self._arrivals.wait(seen, IDLE_S)
+            if version != seen:
+                self._news.notify()
+            seen = version
+            self._closing.wait(NEWS_EVERY_S)
 
 
 def _made(call: NodeCall, transport: Transport) -> Result:
