@@ -15,8 +15,9 @@ from holdfast.graph.registry import COMPONENTS, Component
 from holdfast.graph.schema import settings_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "every_setting.yaml"
-# Another name of `type`; and what the guide to pipelines has.
-ELSEWHERE = re.compile(r"nodes\.<name>\.plugin_urn|pipelines\.<name>.*")
+# Another name of `type`, short forms of what exporter and quiver have; and what the guide to
+# pipelines has.
+ELSEWHERE = re.compile(r"nodes\.<name>\.plugin_urn|data_node_list|handoff_\w+|pipelines\.<name>.*")
 
 
 def paths(tree: Any, at: str = "") -> set[str]:

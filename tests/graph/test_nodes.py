@@ -15,13 +15,17 @@ from tests.graph.lineage import run_event
 from tests.node.serving import served
 from tests.patience import until_async
 from tests.ports import free_port
+from tests.remote.certificates import make_certificates
 
+from holdfast.errors import BadInput
 from holdfast.graph.model import Graph
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
 from holdfast.node.data_node import DataNode
 from holdfast.operate.gateway_metrics import gateway_records
 from holdfast.operate.handoff_metrics import HANDOFF_METRICS
+from holdfast.remote import FlightTls, FlightToken
+from holdfast.settings import Secret
 
 GRAPH = """\
 data_dir: data
@@ -149,6 +153,41 @@ def test_data_nodes_and_their_limits_change_while_the_gateway_runs(
     asyncio.run(run())
 
 
+def test_data_nodes_come_by_a_file_and_by_dns_while_it_runs(
+    tmp_path: Path, nodes: TwoNodes
+) -> None:
+    (a, at_a), (b, at_b) = nodes["a"], nodes["b"]
+    listed = tmp_path / "listed.yaml"
+    listed.write_text("dead: 127.0.0.1:1")
+    text = graph_of(nodes)
+    text = text[: text.index("      nodes: {a")] + f"{PROBES}      nodes_file: listed.yaml\n"
+    # `localhost` is a name with one or two addresses, at one of which the data node answers.
+    text += f"      nodes_dns: localhost:{at_b.rpartition(':')[2]}\n      nodes_refresh: 50ms\n"
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            (runner,) = gateway.handoffs["copies"]
+            bound = runner.handoff.membership.bound
+            assert {*bound} == {"dead", f"dns-{b.node_id}"}, "before the first event is accepted"
+            listed.write_text("no: yaml: at all")
+            listed.write_text(f"dead: 127.0.0.1:1\na: {at_a}")
+            await until_async(lambda: "a" in runner.handoff.membership.bound)
+            await send(gateway, run_event())
+            await until_async(
+                lambda: all(one.statistics().adopted_total for one in (a, b)), "that both have it"
+            )
+            assert runner.handoff.membership.bound["dead"].node_id is None
+        # After a restart it is known before DNS has answered, and at whatever address it is then.
+        graph = gateway_of(tmp_path, text.replace("localhost:", "no-such-host.invalid:")).graph
+        async with running(Gateway(graph)) as gateway:
+            (runner,) = gateway.handoffs["copies"]
+            assert f"dns-{b.node_id}" in runner.handoff.workers
+            with pytest.raises(BadInput, match="nobody knows where"):
+                runner.connect(f"dns-{b.node_id}")
+
+    asyncio.run(run())
+
+
 def test_workers_divide_the_limits_and_each_sends_its_own(tmp_path: Path, nodes: TwoNodes) -> None:
     text = graph_of(nodes).replace('"127.0.0.1:0"', f'"127.0.0.1:{free_port()}"')
     text = f"workers: 2\n{text}      max_size: 64MB\n      rate: 8MB\n      node_rate: 4MB\n"
@@ -177,6 +216,87 @@ def test_workers_divide_the_limits_and_each_sends_its_own(tmp_path: Path, nodes:
                 assert {one.quiver_id for one in node.health().holdings} == quivers
 
     asyncio.run(run())
+
+
+def test_what_a_node_misses_is_dropped_at_its_limit_only_if_another_holds_it(
+    tmp_path: Path, nodes: TwoNodes
+) -> None:
+    limits = "segment: {target_size: 1MB, max_open_duration: 50ms}"
+    text = graph_of(nodes).replace("segment: {max_open_duration: 50ms}", limits)
+    text = text.replace(nodes["b"][1], f"127.0.0.1:{free_port()}") + "      max_size: 1MB\n"
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            (runner,) = gateway.handoffs["copies"]
+            quiver = runner.handoff.quiver
+            for _ in range(3):
+                await asyncio.to_thread(quiver.append_raw, [b"x" * 700_000])
+                await asyncio.to_thread(quiver.flush)
+
+            async def dropped() -> bool:
+                told = {
+                    one.backlog.name: one.backlog for one in (await gateway.statistics()).handoffs
+                }
+                return told["a"].lost_events == {} and told["b"].lost_events == {"dropped": 2}
+
+            await until_async(dropped, "that two are given up for the node that is away")
+            (gap,) = runner.handoff.quiver.subscriber("node.b").losses
+            assert gap[:2] == (0, 2)
+            with contextlib.closing(runner.connect("a")) as transport:
+                (holding,) = transport.health().holdings
+            assert holding.stored.covers(0, 2)
+
+    asyncio.run(run())
+
+
+def test_what_a_former_worker_left_reaches_its_nodes_too(tmp_path: Path, nodes: TwoNodes) -> None:
+    away = graph_of({**nodes, "a": (nodes["a"][0], f"127.0.0.1:{free_port()}")})
+    away = away.replace('"127.0.0.1:0"', f'"127.0.0.1:{free_port()}"')
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, f"workers: 2\n{away}", worker=1)) as gateway:
+            (runner,) = gateway.handoffs["copies"]
+            quiver_id = runner.handoff.quiver.quiver_id
+            runner.handoff.quiver.append_raw([b"{}"])
+        async with running(gateway_of(tmp_path, graph_of(nodes))) as gateway:
+            main, adopted = gateway.handoffs["copies"]
+            assert (main.core_id, adopted.core_id) == (0, 1)
+            assert adopted.handoff.quiver.quiver_id == quiver_id
+            point = adopted.handoff.sync_point()
+            assert point.end_seq == 1
+            await until_async(lambda: adopted.handoff.reached(point).is_complete)
+            for node, _ in nodes.values():
+                assert [list(one.stored) for one in node.health().holdings] == [[(0, 1)]]
+
+    asyncio.run(run())
+
+
+def test_tokens_and_certificates_of_the_file_open_a_data_node(tmp_path: Path) -> None:
+    made = make_certificates(tmp_path)
+    (tmp_path / "a").mkdir()
+    tls = FlightTls(
+        cert_file=made.server.name, key_file=made.server_key.name, client_ca_file=made.ca.name
+    )
+    for path in (made.server, made.server_key, made.ca):
+        (tmp_path / "a" / path.name).write_bytes(path.read_bytes())
+    token = FlightToken(name="gateway", token=Secret("a-token-of-a-gateway"))
+    with served(tmp_path / "a", tls=tls, tokens=(token,)) as (node, location):
+        address = location.partition("://")[2]
+        text = GRAPH.format(a=address, b=f"127.0.0.1:{free_port()}")
+        text += "      token: a-token-of-a-gateway\n"
+        text += f"      tls: {{ca_file: {made.ca.name}, cert_file: {made.client.name}, "
+        text += f"key_file: {made.client_key.name}}}\n"
+
+        async def run() -> None:
+            async with running(gateway_of(tmp_path, text)) as gateway:
+                await send(gateway, run_event())
+                await until_async(lambda: node.statistics().adopted_total > 0)
+                # A reload connects again: a certificate may be another one.
+                assert (await reload(gateway, gateway.graph)).applied == []
+                await send(gateway, run_event())
+                await until_async(lambda: node.statistics().adopted_total > 1)
+
+        asyncio.run(run())
 
 
 IN = "in: {kind: receiver, type: toy, to: [hold]}"

@@ -34,6 +34,12 @@ def test_the_example_is_valid_as_it_is_written() -> None:
     FULL.validate(document.value)
 
 
+def test_data_nodes_may_be_written_as_a_mapping_a_list_or_a_text() -> None:
+    for nodes in ({"a": "h:1"}, ["h:1"], "h:1,h:2"):
+        node = {"kind": "exporter", "type": "nodes", "config": {"nodes": nodes}}
+        SCHEMA.validate({"nodes": {"in": NODE, "copies": node}})
+
+
 @settings(
     max_examples=max(10, settings().max_examples // 5),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -24,6 +24,8 @@ from holdfast.errors import (
     Overloaded,
     WrongQuiver,
 )
+from holdfast.handoff.membership import Membership
+from holdfast.handoff.owners import Placement
 from holdfast.quiver import Outcome, Quiver
 from holdfast.quiver.base.points import ToolPoint
 from holdfast.quiver.tools import backup as backup_module
@@ -112,6 +114,19 @@ def test_everything_comes_back(left: Machine) -> None:
     assert quiver.balance("archive").outcomes[Outcome.DEAD_LETTERED] == (1, 1)
     assert quiver.balance("archive").pending == (2, 2)
     assert quiver.balance("metrics").pending == (7, 12)
+
+
+def test_who_the_data_nodes_are_comes_along(left: Machine) -> None:
+    membership = Membership(left.disk, ROOT)
+    membership.add("a", Placement(0, ("a",)))
+    membership.bind("a", "the-id-of-a")
+    there_and_back(left)
+    left.cut_power()
+    for root in (COPY, AGAIN):
+        found = Membership(left.disk, root)
+        assert found.bound == membership.bound
+        assert found.owners.placements == membership.owners.placements
+    assert [one.where for one in fsck(seam(left), ROOT).findings if one.where == "handoff"] == []
 
 
 def test_the_original_is_untouched(left: Machine) -> None:

@@ -116,7 +116,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "graph": (
         {"document", "quiver_node", "registry", "statistics", "worker_quivers"},
-        {"model", "validation"},
+        {"model", "shorthand", "validation"},
         {"addresses", "paths", "schema"},
         {"delivery", "node_senders", "nodes_checks", "pipeline_checks", "serving"},
         {"checks"},

@@ -271,8 +271,6 @@ class Destination:
         account = next((one for one in whole.subscribers if one.name == self.name), None)
         counters, delivery = self._counters, self._delivery
         breaker = None if delivery is None else delivery.judge.breaker
-        outcomes = {} if account is None else account.outcomes
-        lost = {name: outcomes[name].events for name in _LOSSES if name in outcomes}
         return DestinationStatistics(
             name=self.name,
             state=self._state(),
@@ -289,7 +287,7 @@ class Destination:
             filtered=counters.filtered,
             dead_lettered=sum(counters.dead_lettered.values()),
             dead_lettered_by_reason=dict(counters.dead_lettered),
-            lost_events=lost,
+            lost_events={} if account is None else account.lost_events,
             lag_events=0 if account is None else account.pending.events,
             lag_bytes=0 if account is None else account.pending_bytes,
             oldest_age_s=None if account is None else account.oldest_age_s,
@@ -333,6 +331,3 @@ class Destination:
 
     def _stuck_key(self) -> str | None:
         return None if self._delivery is None else self._delivery.stuck_key
-
-
-_LOSSES = ("dropped", "expired", "damaged")

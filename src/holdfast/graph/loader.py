@@ -17,6 +17,7 @@ from holdfast.graph.document import Document, Substitution, TreePath, read_docum
 from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSettings
 from holdfast.graph.pipeline_checks import check_beside_gateway, check_pipelines
 from holdfast.graph.registry import Component, Kind, Registry
+from holdfast.graph.shorthand import write_out
 from holdfast.graph.validation import nearest, rest_of, validated
 from holdfast.settings import Settings
 
@@ -30,6 +31,8 @@ class Loaded(NamedTuple):
     graph: Graph
     warnings: tuple[ConfigFinding, ...]
     document: Document
+    # Keys that the command line gave instead of the file.
+    flags: Mapping[str, Any] = {}
 
 
 def load(
@@ -37,12 +40,17 @@ def load(
     *,
     registry: Registry | None = None,
     environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
 ) -> Loaded:
-    """Return the graph of a file; raises `BadConfig` with every finding if anything is wrong."""
+    """Return the graph of a file; raises `BadConfig` with every finding if anything is wrong.
+
+    `flags` are keys of data nodes that come before those of the file (graph/shorthand.py).
+    """
     file = Path(os.path.abspath(path))
     variables = os.environ if environment is None else environment
     document = read_document(file, Substitution(variables, file.parent))
     document.file = os.fspath(path)
+    write_out(document, flags or {})
     graph = None
     if not document.findings or document.value is not None:
         graph = _Loader(document, registry or Registry.standard()).graph(file)
@@ -56,7 +64,7 @@ def load(
             path=document.file,
             findings=findings[:FINDINGS_MAX],
         )
-    return Loaded(graph, tuple(findings), document)
+    return Loaded(graph, tuple(findings), document, flags or {})
 
 
 class _Loader:

@@ -170,6 +170,16 @@ class GraphFile(Settings):
     """Pipelines on Spark, by name: docs/guide/pipelines.md. They run beside the gateway."""
     spark: SparkSettings = SparkSettings()
     """Where the pipelines run, and how their driver is kept going."""
+    data_node_list: list[str] | str | None = Field(default=None, exclude=True)
+    """Addresses of data nodes, as a list or with commas between them: an exporter `data_nodes` of
+    type `nodes` behind the quiver, which `print-config` shows. `holdfast up` has this key and the
+    three below as flags, too."""
+    handoff_max_size_mb: int | None = Field(default=None, gt=0, exclude=True)
+    """`max_size` of that exporter: what may wait for one data node."""
+    handoff_store_max_size_mb: int | None = Field(default=None, gt=0, exclude=True)
+    """`retention.size_cap` of the quiver, which holds what waits for all of them."""
+    handoff_root_path: LocalPath | None = Field(default=None, exclude=True)
+    """`path` of the quiver."""
     flight: FlightSettings | None = None
     """Serve the quivers over Arrow Flight: docs/reference/flight.md. Without it they are served
     only to the pipelines of this file, on a port of loopback. Several workers listen on this port

@@ -1,19 +1,30 @@
 """What an exporter `nodes` runs in one process: a sender for each quiver that may hold parts.
 
 Each worker has a quiver of its own, and maybe some of former workers, so a data node has as many
-senders as there are quivers. What is bounded for all of them is divided among them.
+senders as there are quivers. What is bounded for all of them is divided among them. Where a file or
+DNS says who the data nodes are, a thread looks there again and again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 from pathlib import Path
 
+from holdfast.errors import HoldfastError
 from holdfast.graph.model import Node
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.handoff import settings
+from holdfast.handoff.discovery import NodeSources
 from holdfast.handoff.runner import HandoffRunner, NodeCalls
 from holdfast.seam import Seam
+
+# How long a start waits for the first answer of DNS: data is kept for a data node that was never
+# met from the moment it is known.
+FIRST_LOOK_S = 5.0
+
+log = logging.getLogger("holdfast.graph")
 
 
 class NodeSenders:
@@ -27,12 +38,42 @@ class NodeSenders:
         config = _config_of(node)
         calls = NodeCalls(config.scheme, config.client_settings(base_dir), config.probe_timeout)
         shares = config.as_settings(workers * len(store.cores))
+        self._sources = NodeSources(config, base_dir, seam.disk, calls.connect)
         self.runners = tuple(
             HandoffRunner(node.name, core.core_id, core.quiver, seam, shares, calls)
             for core in store.cores
         )
+        self._closing, self._looked = threading.Event(), threading.Event()
+        # Guards the sources.
+        self._looking = threading.Lock()
+        self._configure()
+        self._watch: threading.Thread | None = None
+        if self._sources.is_changing:
+            name = f"nodes-{node.name}"
+            self._watch = threading.Thread(target=self._keep_looking, name=name, daemon=True)
+            self._watch.start()
+            self._looked.wait(FIRST_LOOK_S)
+
+    def _configure(self, *, again: bool = False) -> None:
+        """Take over who the data nodes are, by the last look or by another one."""
+        with self._looking:
+            membership = self.runners[0].handoff.membership
+            look = self._sources.look if again else self._sources.known
+            addresses = look(membership)
         for runner in self.runners:
-            runner.configure(config.nodes)
+            if not self._closing.is_set():
+                runner.configure(addresses)
+
+    def _keep_looking(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._configure(again=True)
+            except HoldfastError as error:
+                log.warning("%s: data nodes stay as they were: %s", self.node.name, error)
+            except Exception:
+                log.exception("%s: who the data nodes are was not found out", self.node.name)
+            self._looked.set()
+            self._closing.wait(self._sources.config.nodes_refresh)
 
     def can_become(self, node: Node) -> bool:
         """Whether only names and addresses differ: those change without a stop."""
@@ -42,10 +83,15 @@ class NodeSenders:
         )
 
     def become(self, node: Node) -> None:
-        """Take over names and addresses; blocks."""
+        """Take over names and addresses, and files that may have changed; blocks."""
+        config = _config_of(node)
+        with self._looking:
+            self._sources.config = config
+        self._configure()
         self.node = node
-        for runner in self.runners:
-            runner.configure(_config_of(node).nodes)
+        if config.tls is not None:
+            for runner in self.runners:
+                runner.reconnect()
 
     def start(self) -> None:
         """Begin to send."""
@@ -54,6 +100,7 @@ class NodeSenders:
 
     async def stop(self, drain_s: float) -> None:
         """Send nothing more, and wait so long for what is under way."""
+        self._closing.set()
         await asyncio.gather(*(asyncio.to_thread(one.close, drain_s) for one in self.runners))
 
 

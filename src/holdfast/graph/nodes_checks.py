@@ -58,7 +58,8 @@ def _check_settings(graph: Graph, node: Node, document: Document) -> None:
         message = "data nodes are sent segments: `delivery` says nothing of that"
         hint = "set `max_size`, `max_age` and `on_full` in its config"
         document.find(document.key_place((*at, "delivery")), message, hint)
-    if config.replicas is not None and len(config.nodes) < config.replicas:
+    is_all = config.nodes_file is None and config.nodes_dns is None
+    if config.replicas is not None and len(config.nodes) < config.replicas and is_all:
         message = f"replicas is {config.replicas}, and there are {len(config.nodes)} data nodes"
         place = document.value_place((*at, "config", "replicas"))
         document.find(place, message, "each of them gets everything", is_warning=True)

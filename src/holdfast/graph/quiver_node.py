@@ -117,6 +117,9 @@ class RetentionSettings(_QuiverSection):
     max_segments: int = Field(default=_RETENTION.max_segments, ge=1)
     """Segments that may be held, over all workers. The more there are, the later a small one is
     sealed, so that they last as long as the longest time that events may wait."""
+    min_free: SizeBytes = _RETENTION.min_free_bytes
+    """Left free on the disk, beside a reserve for the quiver itself; at that point as at the
+    cap."""
     keep_delivered: SizeBytes = 64 * MB
     """What every destination has is kept up to this size (and an eighth of `size_cap`), so that
     `holdfast explain` and replays still find it."""
@@ -132,6 +135,7 @@ class RetentionSettings(_QuiverSection):
         return RetentionConfig(
             size_cap_bytes=self.size_cap,
             size_cap_policy=self.size_cap_policy,
+            min_free_bytes=self.min_free,
             max_age_s=self.max_age_s,
             max_segments=self.max_segments,
             steady_state_headroom_bytes=min(self.keep_delivered, self.size_cap // 8),

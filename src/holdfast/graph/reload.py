@@ -118,16 +118,18 @@ async def _replace_nodes(
 ) -> None:
     """Send to the data nodes that the file names now; as before if that cannot be."""
     old, new = here.to_nodes, there.to_nodes
-    if old is new or (old is not None and new is not None and _same(old, new)):
+    if old is None and new is None:
         return
     what = f"the data nodes of {here.name}"
     try:
+        # Also to the same: a certificate that it names may have changed.
         await gateway.send_to_nodes(here.name, new)
     except HoldfastError as error:
         report.needs_restart.append(f"{what}: {error.message}")
         await gateway.send_to_nodes(here.name, old)
     else:
-        report.applied.append(what if new is not None else f"{what} are gone")
+        if old is None or new is None or not _same(old, new):
+            report.applied.append(what if new is not None else f"{what} are gone")
 
 
 async def _add(

@@ -308,8 +308,8 @@ class Gateway:
             if one.quiver != HANDLERS
         ]
         looked += [
-            (one.quiver, one.core_id, one.subscriber, one.backlog.lost_events)
-            for one in stored.handoffs
+            (quiver, core_id, one.name, one.lost_events)
+            for quiver, core_id, one in stored.of_data_nodes()
         ]
         for quiver, core_id, name, lost_events in looked:
             cores = self._buffer(quiver).store.cores
@@ -447,7 +447,7 @@ class Gateway:
             dead_letters=stored.dead_letters,
             refusing=stored.refusing,
             resident_bytes=resident_bytes(),
-            handoffs=stored.handoffs,
+            handoffs=await asyncio.to_thread(lambda: tuple(self._backlogs())),
             cpu_seconds=time.process_time(),
             flight=None if self._serving is None else self._serving.statistics(),
         )
@@ -465,11 +465,10 @@ class Gateway:
             letters.statistics(),
             self._refusing(),
             letters.rejected.statistics() if self._handlers else None,
-            tuple(self._backlogs()),
         )
 
     def _backlogs(self) -> Iterator[HandoffFigures]:
-        """Yield what waits for every data node."""
+        """Yield what waits for every data node, part by part."""
         now_ns = self._seam.clock.wall_ns()
         for buffer in self._buffers:
             for runner in () if buffer.senders is None else buffer.senders.runners:
@@ -512,10 +511,11 @@ class Gateway:
         stored = await self._count_stored()
         for one in self._figures(stored):
             found[one.name] += one.figures.lag_events
-        for quiver, node, lag_events in stored.waiting_for_nodes():
+        for quiver, _, account in stored.of_data_nodes():
             senders = self._buffer(quiver).senders
             if senders is not None:
-                found[f"{senders.node.name}/{node}"] += lag_events
+                node = account.name.removeprefix(SUBSCRIBER_PREFIX)
+                found[f"{senders.node.name}/{node}"] += account.pending.events
         return found
 
     def _named(self, name: str) -> list[_Outlet]:

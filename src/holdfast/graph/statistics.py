@@ -9,9 +9,10 @@ from typing import Literal
 
 from holdfast.dead_letters.queue import DeadLettersStatistics
 from holdfast.deliver.statistics import DestinationStatistics
-from holdfast.handoff.membership import SUBSCRIBER_PREFIX, subscriber_of
+from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.handoff.statistics import BacklogStatistics
 from holdfast.quiver import Statistics
+from holdfast.quiver.statistics import SubscriberStatistics
 from holdfast.receive.receiver import ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
 
@@ -37,11 +38,6 @@ class HandoffFigures:
     quiver: str
     core_id: int
     backlog: BacklogStatistics
-
-    @property
-    def subscriber(self) -> str:
-        """Under which name the quiver keeps what the node has not got."""
-        return subscriber_of(self.backlog.name)
 
 
 @dataclass(frozen=True)
@@ -72,15 +68,14 @@ class StoredFigures:
     dead_letters: DeadLettersStatistics | None
     refusing: dict[str, str]
     rejected: Statistics | None = None
-    handoffs: tuple[HandoffFigures, ...] = ()
 
-    def waiting_for_nodes(self) -> Iterator[tuple[str, str, int]]:
-        """Yield quiver, data node and how many events wait for it, also in no sealed part yet."""
+    def of_data_nodes(self) -> Iterator[tuple[str, int, SubscriberStatistics]]:
+        """Yield quiver, core and account of everything that waits for a data node."""
         for quiver, cores in self.quivers.items():
             for core in cores:
                 for one in core.subscribers:
                     if one.name.startswith(SUBSCRIBER_PREFIX):
-                        yield quiver, one.name.removeprefix(SUBSCRIBER_PREFIX), one.pending.events
+                        yield quiver, core.core_id, one
 
 
 def resident_bytes() -> int:

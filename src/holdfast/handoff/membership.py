@@ -24,13 +24,12 @@ from xxhash import xxh3_64_hexdigest
 from holdfast.errors import BadInput, UnknownFormat
 from holdfast.handoff.owners import Owners, Placement
 from holdfast.handoff.points import HandoffPoint
+from holdfast.quiver.base import names
 from holdfast.quiver.ledger.subscriber import check_name
 from holdfast.replica.messages import wrong_node
 from holdfast.seam.disk import Disk, read_pages, write_file
 
-FOLDER = "handoff"
-FILE = "MEMBERS"
-TEMPORARY = "MEMBERS.tmp"
+TEMPORARY = f"{names.MEMBERS}.tmp"
 VERSION = 1
 # A subscriber's name has at most 64 characters.
 SUBSCRIBER_PREFIX = "node."
@@ -58,7 +57,7 @@ class Membership:
 
     def __init__(self, disk: Disk, root: PurePath) -> None:
         self._disk = disk
-        self._folder = root / FOLDER
+        self._folder = root / names.HANDOFF_DIR
         self.bound: dict[str, NodeBinding] = {}
         self.owners = Owners([])
         fields = self._read()
@@ -150,11 +149,11 @@ class Membership:
         line = json.dumps(fields, separators=(",", ":")).encode()
         content = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
         write_file(disk, temporary, [content], "handoff.members")
-        disk.rename(temporary, self._folder / FILE, HandoffPoint.MEMBERS_RENAME)
+        disk.rename(temporary, self._folder / names.MEMBERS, HandoffPoint.MEMBERS_RENAME)
         disk.sync_dir(self._folder, HandoffPoint.MEMBERS_SYNC_DIR)
 
     def _read(self) -> dict[str, Any] | None:
-        path = self._folder / FILE
+        path = self._folder / names.MEMBERS
         if not self._disk.exists(path):
             return None
         data = bytes(read_pages(self._disk, path).view)

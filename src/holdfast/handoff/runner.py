@@ -49,14 +49,20 @@ class HandoffRunner:
         self.core_id = core_id
         self.handoff = Handoff(quiver, seam, settings)
         self.calls = calls
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[str, str | None] = {}
         self._changing = threading.Lock()
         self._driver = HandoffDriver(self.handoff, seam.clock, self.connect)
-        self._is_running = False
+        self._is_configured = self._is_running = self._is_closed = False
 
-    def configure(self, addresses: Mapping[str, str]) -> None:
-        """Take over names and addresses; from the first time on data is kept for every name."""
+    def configure(self, addresses: Mapping[str, str | None]) -> None:
+        """Take over names and addresses; from the first time on data is kept for every name.
+
+        What is said again changes nothing: a node that was forgotten meanwhile stays forgotten.
+        """
         with self._changing:
+            is_same = self._is_configured and addresses == self._addresses
+            if self._is_closed or is_same:
+                return
             moved = [n for n, old in self._addresses.items() if addresses.get(n, old) != old]
             self._addresses = dict(addresses)
             try:
@@ -67,6 +73,7 @@ class HandoffRunner:
                     hint="check the disk",
                     path=str(self.handoff.quiver.directory),
                 ) from error
+            self._is_configured = True
             for name in moved:
                 self._driver.reconnect(name)
             if self._is_running:
@@ -78,16 +85,24 @@ class HandoffRunner:
             self._is_running = True
             self._driver.refresh()
 
+    def reconnect(self) -> None:
+        """Connect to all data nodes again: certificates may have changed."""
+        for name in list(self._addresses):
+            self._driver.reconnect(name)
+
     def connect(self, node: str) -> FlightTransport:
         """Return a new connection to a data node; the caller closes it."""
         address = self._addresses.get(node)
         if address is None:
+            configured = ", ".join(self._addresses) or "none"
             raise BadInput(
-                f"no address is known for data node {node!r}",
-                hint=f"configured are {', '.join(self._addresses) or 'none'}",
+                f"nobody knows where data node {node!r} is now",
+                hint=f"configured are {configured}; does DNS still list it?",
             )
         return self.calls.connect(address)
 
     def close(self, grace_s: float) -> None:
         """Begin nothing any more, and wait so long for what is under way; what waits, waits."""
+        with self._changing:
+            self._is_closed = True
         self._driver.close(grace_s)

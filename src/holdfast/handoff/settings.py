@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
 
 from holdfast.errors import BadInput
 from holdfast.handoff.calls import CALL_TIMEOUT_S
@@ -71,6 +71,16 @@ NodeAddresses = Annotated[
     ],
     BeforeValidator(named_after_addresses),
     Field(max_length=NODES_MAX),
+    # As it is written, not as it is kept.
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "object", "additionalProperties": {"type": "string"}},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "string"},
+            ]
+        }
+    ),
 ]
 
 
@@ -94,9 +104,17 @@ class NodesTls(Settings):
 class Config(Settings):
     """Sends every sealed segment to data nodes, byte for byte; what one misses is kept for it."""
 
-    nodes: NodeAddresses
+    nodes: NodeAddresses = Field(default_factory=dict)
     """The data nodes: names to addresses (`host:port`), or a list of addresses, whose names are
     then made of them. What waits for a node is kept under its name."""
+    nodes_file: LocalPath | None = None
+    """A YAML or JSON file with more of them, as `nodes` has them. It is read again and again; one
+    that is missing, wrong or empty changes nothing."""
+    nodes_dns: Annotated[str, AfterValidator(node_address)] | None = None
+    """`host:port` of a headless service: every data node that answers at one of its addresses is
+    one of them, and is known by its own id from then on, wherever it comes back."""
+    nodes_refresh: DurationS = Field(default=10.0, ge=0.05, le=3600)
+    """How often the file is read and DNS is asked."""
     replicas: int | None = Field(default=None, ge=1)
     """How many nodes get each part; by default all of them."""
     block: int = Field(default=BLOCK_SEQS, ge=1)
@@ -130,7 +148,9 @@ class Config(Settings):
     """How long an offer may take, and what a put may take besides a second for each megabyte."""
 
     @model_validator(mode="after")
-    def _limits_fit(self) -> Self:
+    def _is_whole(self) -> Self:
+        if not (self.nodes or self.nodes_file or self.nodes_dns):
+            raise ValueError("give at least one of `nodes`, `nodes_file` and `nodes_dns`")
         if self.on_full not in (None, "block") and not self.has_limit:
             raise ValueError(f"`on_full: {self.on_full}` needs `max_size` or `max_age`")
         return self

@@ -228,7 +228,8 @@ class GatewayProcess:
         """
         self._notifier.reloading()
         try:
-            loaded = await asyncio.to_thread(load, self._loaded.document.file)
+            flags = self._loaded.flags
+            loaded = await asyncio.to_thread(load, self._loaded.document.file, flags=flags)
         except BadConfig as error:
             log.error("not reloaded: %s", error.message)
             for found in error.findings:

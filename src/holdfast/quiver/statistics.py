@@ -9,7 +9,7 @@ from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.engine.balance import balance
 from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.keep.retention import RetentionCounters
-from holdfast.quiver.ledger.subscriber import Subscriber
+from holdfast.quiver.ledger.subscriber import LOSSES, Subscriber
 from holdfast.quiver.log.sealer import SealCounters
 from holdfast.quiver.log.writer_state import WriterCounters
 
@@ -66,6 +66,14 @@ class SubscriberStatistics(NamedTuple):
     # Age of the oldest bundle that waits; None if none does.
     oldest_age_s: float | None
     pins: int
+
+    @property
+    def lost_events(self) -> dict[str, int]:
+        """Events that it still wanted and will never get, by what became of them."""
+        return {name: self.outcomes[name].events for name in _LOSSES if name in self.outcomes}
+
+
+_LOSSES = tuple(one.name.lower() for one in sorted(LOSSES))
 
 
 @dataclass(frozen=True)

@@ -29,14 +29,26 @@ log = logging.getLogger("holdfast.operate")
     help="Only check the file, its directories, ports, packages and exporters; start nothing.",
 )
 @click.option("--worker", type=int, hidden=True)
+@click.option(
+    "--data-node-list", help="Send copies to these data nodes, too: host:port,host:port,…"
+)
+@click.option(
+    "--handoff-max-size-mb", type=int, help="What may wait for one data node. By default: no limit."
+)
+@click.option(
+    "--handoff-store-max-size-mb", type=int, help="What the quiver may hold: its `size_cap`."
+)
+@click.option("--handoff-root-path", help="The directory of the quiver.")
 @json_option
-def command(config: str, check: bool, worker: int | None, as_json: bool) -> None:
+def command(
+    config: str, check: bool, worker: int | None, as_json: bool, **data_nodes: str | int | None
+) -> None:
     """Run a gateway until it is stopped: receive, hold, deliver.
 
     SIGTERM stops it within `drain`, a second one immediately; SIGHUP reads CONFIG again. With
     --json the log is in JSON whatever CONFIG says.
     """
-    loaded = load(config)
+    loaded = load(config, flags={key: one for key, one in data_nodes.items() if one is not None})
     if check:
         _check(loaded)
         return
@@ -81,6 +93,8 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
         if worker is None:
             log_warnings(loaded)
         options = ["--json"] if as_json else []
+        for key, value in loaded.flags.items():
+            options += [f"--{key.replace('_', '-')}", str(value)]
         process = GatewayProcess(loaded, worker=worker) if alone else Supervisor(loaded, options)
         last_timer = threading.Timer(LAST_WAIT_S, _end_now, (handler,))
         last_timer.daemon = True

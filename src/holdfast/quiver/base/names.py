@@ -14,6 +14,7 @@ ROOT/
   trash/                      segments being removed
   quarantine/                 damaged bytes, set aside
   reserve/segment-1           blocks kept for a full disk
+  handoff/MEMBERS             who its data nodes are (handoff/membership.py)
   control.sock                where the owner listens to tools
   control.path                where it listens instead, if that name is too long for a socket
   BACKUP                      this is a copy, to be restored and not to be opened
@@ -38,6 +39,8 @@ LEDGER_DIR = "ledger"
 TRASH_DIR = "trash"
 QUARANTINE_DIR = "quarantine"
 RESERVE_DIR = "reserve"
+HANDOFF_DIR = "handoff"
+MEMBERS = "MEMBERS"
 MANIFEST = "manifest"
 BUNDLES = "bundles.arrow"
 

@@ -119,6 +119,17 @@ class Assembly:
             self._disk.sync_dir(self.root / folder, ToolPoint.COPY_SYNC_DIR)
             self._disk.sync_dir(self.root / names.SEGMENTS_DIR, ToolPoint.COPY_SYNC_DIR)
 
+    def copy_members(self, source: PurePath, on_read: OnRead) -> None:
+        """Copy who the data nodes of a quiver are, if it has any."""
+        members = PurePath(names.HANDOFF_DIR) / names.MEMBERS
+        if not self._disk.exists(source / members):
+            return
+        with copying(self.root):
+            self._disk.make_dir(self.root / members.parent, ToolPoint.COPY_MAKE_DIR)
+            self.copy_file(source / members, members, on_read)
+            self._disk.sync_dir(self.root / members.parent, ToolPoint.COPY_SYNC_DIR)
+            self._disk.sync_dir(self.root, ToolPoint.COPY_SYNC_DIR)
+
     def remove_segment(self, name: str) -> None:
         """Take a copied segment out again."""
         folder = PurePath(names.SEGMENTS_DIR) / name

@@ -1,9 +1,9 @@
 """Backup and restore.
 
 A backup is a directory with the layout of a quiver: segments byte by byte, what is not sealed yet
-as one WAL file, the ledger as a checkpoint (with the closed files, for the account), FORMAT, and
-BACKUP with the checksum of every file. All tools that look read it like any data directory; opening
-it is refused.
+as one WAL file, the ledger as a checkpoint (with the closed files, for the account), who its data
+nodes are, FORMAT, and BACKUP with the checksum of every file. All tools that look read it like any
+data directory; opening it is refused.
 
 Consistent means that every subscriber's equation holds in it. With an owner: it seals what is open
 and writes a checkpoint of the ledger; whatever is appended or resolved after that moment is pending
@@ -196,6 +196,7 @@ def _copy_rest(assembly: Assembly, inventory: Inventory, on_read: OnRead) -> int
     total = Totals(len(unsealed), sum(held.events for held in unsealed))
     limit = max((c.header.seq_limit for c in inventory.wal), default=inventory.last_seq + SEQ_BLOCK)
     assembly.write_wal(unsealed, total, inventory.accepted, limit)
+    assembly.copy_members(inventory.root, on_read)
     for path, _, _ in inventory.ledger.files:
         try:
             assembly.copy_file(path, PurePath(names.LEDGER_DIR) / path.name, on_read)

@@ -44,6 +44,7 @@ _KNOWN_NAMES = {
     names.TRASH_DIR,
     names.QUARANTINE_DIR,
     names.RESERVE_DIR,
+    names.HANDOFF_DIR,
 }
 _SALVAGE = "`holdfast quiver salvage` reads what is sound of it into a new quiver"
 _SET_ASIDE = "the next start moves it to quarantine; if it is yours, move it elsewhere"
