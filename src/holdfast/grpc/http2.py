@@ -7,7 +7,7 @@ here, on the bytes, before it sees them:
   server in pure Python. A payload goes from the socket's buffer to its call, also while its frame
   is incomplete, so that every byte is admitted or forgotten when it comes. The windows of what the
   peer may send are therefore ours, and open only for bytes that were `granted`. `h2` learns of the
-  end of a stream by a frame that we make (`_end_stream`).
+  end of a stream by a frame that we make (`end_stream`).
 - **GOAWAY never passes it either.** It takes one for the end of the connection; for gRPC the
   streams that are open go on. Ours is written by hand for the same reason.
 - **Frames that bring no data are counted** (`TokenBucket`): resets, PING, SETTINGS, empty frames.
@@ -456,7 +456,7 @@ class Http2(asyncio.Protocol):
         """Send a whole response; without trailers, headers are all of it. Then the stream ends."""
         self._h2.send_headers(stream_id, headers, end_stream=trailers is None)
         if trailers is None:
-            self._end_stream(stream_id)
+            self.end_stream(stream_id)
             self._flush_soon()
         else:
             self.send_body(stream_id, body, trailers)
@@ -480,10 +480,10 @@ class Http2(asyncio.Protocol):
         self._control.charge(-CONTROL_FRAMES_PER_CALL)
         self._flush_soon()
 
-    def _end_stream(self, stream_id: int) -> None:
-        """End a stream on which our side has sent all."""
-        if stream_id in self._windows:
-            # What the peer still sends on it is not wanted.
+    def end_stream(self, stream_id: int) -> None:
+        """End a stream: one side has sent all, and that is the end of the call."""
+        if stream_id in self._windows or stream_id in self._bodies:
+            # What is still to come on it is not wanted.
             self.reset(stream_id, ErrorCodes.NO_ERROR)
             return
         self._drop(stream_id)
@@ -538,7 +538,7 @@ class Http2(asyncio.Protocol):
             del self._bodies[stream_id]
             if body.trailers is not None:
                 self._h2.send_headers(stream_id, body.trailers, end_stream=True)
-                self._end_stream(stream_id)
+                self.end_stream(stream_id)
         elif room_bytes <= 0 and self._h2.local_flow_control_window(stream_id) > 0:
             self._loop.call_soon(self._send_more, stream_id)
 

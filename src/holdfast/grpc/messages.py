@@ -126,11 +126,12 @@ def framed(body: bytes, encoding: bytes = IDENTITY) -> bytes:
     """Return a message with its head, compressed as asked."""
     if encoding == IDENTITY:
         return b"\0%b%b" % (len(body).to_bytes(4, "big"), body)
-    packed = _packed(body, encoding)
-    return b"\1%b%b" % (len(packed).to_bytes(4, "big"), packed)
+    smaller = packed(body, encoding)
+    return b"\1%b%b" % (len(smaller).to_bytes(4, "big"), smaller)
 
 
-def _packed(body: bytes, encoding: bytes) -> bytes:
+def packed(body: bytes, encoding: bytes) -> bytes:
+    """Return a body compressed by gzip or zstd."""
     if encoding == b"gzip":
         return gzip.compress(body, _GZIP_LEVEL, mtime=0)
     return zstandard.ZstdCompressor(level=_ZSTD_LEVEL).compress(body)

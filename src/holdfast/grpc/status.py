@@ -48,13 +48,20 @@ class CallFailed(Exception):
     """A call ended with another status than OK. A handler raises it, and a client sees it."""
 
     def __init__(
-        self, code: StatusCode, message: str, *, retry_after_s: float | None = None
+        self,
+        code: StatusCode,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        maybe_done: bool = False,
     ) -> None:
         super().__init__(f"{code.name}: {message}")
         self.code = code
         self.message = message
         # When to send again, if the server says so.
         self.retry_after_s = retry_after_s
+        # Whether the server may have done it anyway; only a client asks.
+        self.maybe_done = maybe_done
 
 
 def trailers_of(failure: CallFailed) -> list[tuple[bytes, bytes]]:

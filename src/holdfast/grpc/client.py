@@ -1,0 +1,404 @@
+"""The client's side: one connection to a server, many calls on it, a new one when it ends.
+
+A call is sent once; whether it is sent again is its caller's decision, by the code and by
+`maybe_done`. What the server said it has not looked at (a call above the last one of its GOAWAY, a
+stream that it refused) is never `maybe_done`; what was cut in the middle is.
+
+A connection that is told to go away takes no new calls; those under way are finished on it, beside
+the next one. One on which a call ran out of time while nothing came at all is not used again: its
+peer may have vanished without a word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import socket
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.bodies import TooMuch, Undecodable
+from holdfast.grpc.http2 import ErrorCodes, HeaderList, Http2
+from holdfast.grpc.messages import (
+    ACCEPT_ENCODING,
+    IDENTITY,
+    Message,
+    MessageReader,
+    check_encoding,
+    framed,
+    too_large,
+    unpacking,
+    written_timeout,
+)
+from holdfast.grpc.settings import GrpcSettings
+from holdfast.grpc.status import CallFailed, StatusCode, failure_of
+from holdfast.seam.clock import Clock
+
+# What a server sends without data depends on what it is sent, and it was chosen by whoever wrote
+# the configuration: bounded, and far above what an upload needs.
+CLIENT_SETTINGS = GrpcSettings(
+    max_control_frames_per_s=100_000.0,
+    control_frames_burst=100_000,
+    max_resets_per_s=10_000.0,
+    resets_burst=10_000,
+)
+# Calls under way at once, whatever the server allows.
+CALLS_MAX = 100
+_STREAM_ID_MAX = 2**30
+_HTTP_OK = b"200"
+# How long cut connections may take to be gone.
+_CLOSE_S = 2.0
+# How long sent bytes may be unconfirmed, in times that connecting may take.
+_UNTAKEN_PER_CONNECT = 5
+
+# What an answer without a gRPC status means (doc/http-grpc-status-mapping of gRPC).
+_CODE_OF_HTTP = {
+    b"400": StatusCode.INTERNAL,
+    b"401": StatusCode.UNAUTHENTICATED,
+    b"403": StatusCode.PERMISSION_DENIED,
+    b"404": StatusCode.UNIMPLEMENTED,
+    b"429": StatusCode.UNAVAILABLE,
+    b"502": StatusCode.UNAVAILABLE,
+    b"503": StatusCode.UNAVAILABLE,
+    b"504": StatusCode.UNAVAILABLE,
+}
+_CODE_OF_RESET = {
+    ErrorCodes.REFUSED_STREAM: StatusCode.UNAVAILABLE,
+    ErrorCodes.CANCEL: StatusCode.CANCELLED,
+    ErrorCodes.ENHANCE_YOUR_CALM: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCodes.INADEQUATE_SECURITY: StatusCode.PERMISSION_DENIED,
+}
+
+
+@dataclass(frozen=True)
+class GrpcTarget:
+    """Where a server is, and how to speak to it."""
+
+    host: str
+    port: int
+    # None: no TLS.
+    tls: ssl.SSLContext | None
+    connect_timeout_s: float
+    max_response_bytes: int
+    user_agent: str
+
+
+class ConnectTimedOut(ConnectionError):
+    """A connection took too long."""
+
+
+class _ClientCall:
+    """One call, until it has its answer."""
+
+    __slots__ = ("answer", "encoding", "message", "reader", "status")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_response_bytes: int) -> None:
+        self.answer: asyncio.Future[Message] = loop.create_future()
+        self.reader = MessageReader(max_response_bytes)
+        self.message: Message | None = None
+        self.encoding = IDENTITY
+        self.status = b""
+
+
+class _ClientConnection:
+    """One connection, and the calls on it."""
+
+    http2: Http2
+
+    def __init__(self, target: GrpcTarget, connections: set[_ClientConnection]) -> None:
+        self._target = target
+        # All of its client, until they are lost.
+        self._connections = connections
+        self._loop = asyncio.get_running_loop()
+        self.calls: dict[int, _ClientCall] = {}
+        self.takes_calls = True
+        # When anything last came, and who waits for a call to end.
+        self.heard_s = self._loop.time()
+        self._waiting: list[asyncio.Future[None]] = []
+        self.gone: asyncio.Future[None] = self._loop.create_future()
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.calls) < min(self.http2.max_streams, CALLS_MAX)
+
+    async def until_room(self) -> None:
+        """Wait until a call may begin, or the connection takes none."""
+        while self.takes_calls and not self.has_room:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiting.append(waiter)
+            await waiter
+
+    def begin(self, headers: HeaderList, body: bytes) -> tuple[int, _ClientCall]:
+        """Send a call."""
+        call = _ClientCall(self._loop, self._target.max_response_bytes)
+        stream_id = self.http2.open_stream(headers)
+        self.calls[stream_id] = call
+        if stream_id > _STREAM_ID_MAX:
+            self.takes_calls = False
+        self.http2.send_body(stream_id, body)
+        return stream_id, call
+
+    def give_up(self, stream_id: int) -> None:
+        """Take a call back."""
+        if self._remove(stream_id) is not None and self.http2.is_open:
+            self.http2.reset(stream_id, ErrorCodes.CANCEL)
+
+    def _remove(self, stream_id: int) -> _ClientCall | None:
+        call = self.calls.pop(stream_id, None)
+        self._wake()
+        if not self.takes_calls and not self.calls:
+            self.http2.end()
+        return call
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiting.clear()
+
+    def _finish(self, stream_id: int, outcome: Message | CallFailed) -> None:
+        call = self._remove(stream_id)
+        if call is None or call.answer.done():
+            return
+        if isinstance(outcome, CallFailed):
+            call.answer.set_exception(outcome)
+        else:
+            call.answer.set_result(outcome)
+
+    # --------------------------------------------------------------- what comes
+
+    def opened(self) -> None:
+        self._connections.add(self)
+
+    def headers_came(self, stream_id: int, headers: HeaderList, *, ended: bool) -> None:
+        self.heard_s = self._loop.time()
+        call = self.calls.get(stream_id)
+        if call is None:
+            return
+        fields = dict(headers)
+        status = fields.get(b":status")
+        if status is not None:
+            call.status = status
+            call.encoding = fields.get(b"grpc-encoding", IDENTITY)
+        if b"grpc-status" in fields:
+            failure = failure_of(
+                fields[b"grpc-status"],
+                fields.get(b"grpc-message", b""),
+                fields.get(b"grpc-status-details-bin", b""),
+            )
+            self._settle(stream_id, call, failure)
+        elif ended or call.status != _HTTP_OK:
+            code = _CODE_OF_HTTP.get(call.status, StatusCode.UNKNOWN)
+            said = call.status.decode("ascii", "replace")
+            self._settle(
+                stream_id, call, CallFailed(code, f"the answer is not gRPC: HTTP status {said}")
+            )
+
+    def _settle(self, stream_id: int, call: _ClientCall, failure: CallFailed | None) -> None:
+        """End a call by its trailers."""
+        self.http2.end_stream(stream_id)
+        if failure is None and (call.message is None or not call.reader.is_between):
+            failure = CallFailed(StatusCode.INTERNAL, "the answer has no message", maybe_done=True)
+        if failure is not None:
+            self._finish(stream_id, failure)
+        elif call.message is not None:
+            self._finish(stream_id, call.message)
+
+    def data_came(self, stream_id: int, data: bytes) -> bool:
+        self.heard_s = self._loop.time()
+        call = self.calls.get(stream_id)
+        if call is None:
+            return False
+        try:
+            for message in call.reader.feed(data):
+                if call.message is not None:
+                    raise CallFailed(
+                        StatusCode.INTERNAL, "the answer has two messages", maybe_done=True
+                    )
+                call.message = message
+        except CallFailed as failure:
+            failure.maybe_done = True
+            self.http2.reset(stream_id, ErrorCodes.CANCEL)
+            self._finish(stream_id, failure)
+            return False
+        self.http2.granted(stream_id, len(data))
+        return True
+
+    def stream_ended(self, stream_id: int) -> None:
+        call = self.calls.get(stream_id)
+        if call is not None:
+            self._settle(
+                stream_id,
+                call,
+                CallFailed(StatusCode.INTERNAL, "the answer has no status", maybe_done=True),
+            )
+
+    def stream_reset(self, stream_id: int, code: int) -> None:
+        refused = code == ErrorCodes.REFUSED_STREAM
+        status = next((to for one, to in _CODE_OF_RESET.items() if one == code), None)
+        failure = CallFailed(
+            status or StatusCode.INTERNAL,
+            f"the server reset the call (HTTP/2 error {code})",
+            maybe_done=not refused,
+        )
+        self._finish(stream_id, failure)
+
+    def peer_leaves(self, last_stream_id: int, code: int) -> None:
+        self.takes_calls = False
+        for stream_id in [one for one in self.calls if one > last_stream_id]:
+            self._finish(stream_id, _unavailable_call("the server left before it saw the call"))
+        self._wake()
+        if not self.calls:
+            self.http2.end()
+
+    def pinged_back(self) -> None:
+        """Nothing: no ping is sent."""
+
+    def lost(self, error: Exception | None) -> None:
+        self._connections.discard(self)
+        self.takes_calls = False
+        for stream_id in list(self.calls):
+            self._finish(stream_id, _unavailable_call("the connection ended", maybe_done=True))
+        self._wake()
+        self.gone.set_result(None)
+
+
+class GrpcClient:
+    """Calls the methods of one server."""
+
+    def __init__(
+        self, target: GrpcTarget, clock: Clock, settings: GrpcSettings = CLIENT_SETTINGS
+    ) -> None:
+        """Connect to nobody yet."""
+        self._target = target
+        self._clock = clock
+        self._settings = settings
+        self._connection: _ClientConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._connections: set[_ClientConnection] = set()
+        scheme = b"https" if target.tls is not None else b"http"
+        host = f"[{target.host}]" if ":" in target.host else target.host
+        self._head = [
+            (b":method", b"POST"),
+            (b":scheme", scheme),
+            (b":authority", f"{host}:{target.port}".encode()),
+        ]
+        self._tail = [
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+            (b"user-agent", target.user_agent.encode()),
+            (b"grpc-accept-encoding", ACCEPT_ENCODING),
+        ]
+
+    async def call(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        timeout_s: float,
+        metadata: Sequence[tuple[bytes, bytes]] = (),
+        encoding: bytes = IDENTITY,
+    ) -> bytes:
+        """Return the answer. Raises `CallFailed`; `OSError` if there is no connection."""
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + timeout_s
+        connection = await self._with_room(timeout_s)
+        headers = [
+            *self._head,
+            (b":path", path.encode()),
+            *self._tail,
+            (b"grpc-timeout", written_timeout(max(ends_s - loop.time(), 0.0))),
+            *(((b"grpc-encoding", encoding),) if encoding != IDENTITY else ()),
+            *metadata,
+        ]
+        began_s = loop.time()
+        stream_id, call = connection.begin(headers, framed(body, encoding))
+        try:
+            async with asyncio.timeout_at(ends_s):
+                message = await call.answer
+        except TimeoutError:
+            if connection.heard_s < began_s:
+                connection.takes_calls = False
+                connection.http2.abort()
+            raise _late(maybe_done=True) from None
+        finally:
+            connection.give_up(stream_id)
+        return await self._unpacked(message, call.encoding)
+
+    async def close(self) -> None:
+        """End all connections; calls under way fail."""
+        self._connection = None
+        gone = [connection.gone for connection in self._connections]
+        for connection in list(self._connections):
+            connection.takes_calls = False
+            connection.http2.abort()
+        if gone:
+            await asyncio.wait(gone, timeout=_CLOSE_S)
+
+    async def _unpacked(self, message: Message, encoding: bytes) -> bytes:
+        if not message.is_packed:
+            return await message.pieces.joined()
+        try:
+            check_encoding(encoding)
+            decoding = unpacking(encoding, self._target.max_response_bytes)
+            return await message.pieces.unpacked(decoding, _held)
+        except TooMuch:
+            failure = too_large(self._target.max_response_bytes)
+        except Undecodable as error:
+            failure = CallFailed(StatusCode.INTERNAL, str(error))
+        except CallFailed as error:
+            failure = error
+        failure.maybe_done = True
+        raise failure
+
+    async def _with_room(self, timeout_s: float) -> _ClientConnection:
+        """Return a connection that takes a call now."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    async with self._connecting:
+                        connection = self._connection
+                        if connection is None or not connection.takes_calls:
+                            connection = self._connection = await self._connect()
+                    await connection.until_room()
+                    if connection.takes_calls and connection.http2.is_open:
+                        return connection
+                    connection.takes_calls = False
+        except TimeoutError:
+            raise _late() from None
+
+    async def _connect(self) -> _ClientConnection:
+        target = self._target
+        side = _ClientConnection(target, self._connections)
+        side.http2 = Http2(side, self._settings, self._clock, is_client=True)
+        try:
+            async with asyncio.timeout(target.connect_timeout_s):
+                transport, _ = await asyncio.get_running_loop().create_connection(
+                    lambda: side.http2, target.host, target.port, ssl=target.tls
+                )
+        except TimeoutError:
+            raise ConnectTimedOut(errno.ETIMEDOUT, "no connection in time") from None
+        _impatient(transport, target.connect_timeout_s)
+        return side
+
+
+def _impatient(transport: asyncio.Transport, timeout_s: float) -> None:
+    """Let the kernel give up a connection whose bytes are not taken."""
+    connected: socket.socket | None = transport.get_extra_info("socket")
+    if connected is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+        longest_ms = math.ceil(timeout_s * 1000) * _UNTAKEN_PER_CONNECT
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, longest_ms)
+
+
+def _unavailable_call(message: str, *, maybe_done: bool = False) -> CallFailed:
+    return CallFailed(StatusCode.UNAVAILABLE, message, maybe_done=maybe_done)
+
+
+def _late(*, maybe_done: bool = False) -> CallFailed:
+    return CallFailed(StatusCode.DEADLINE_EXCEEDED, "no answer in time", maybe_done=maybe_done)
+
+
+def _held(_: int) -> None:
+    """Nothing: an answer has a bound of its own."""
