@@ -297,7 +297,10 @@ def test_calls_under_way_are_finished_at_the_end(tmp_path: Path) -> None:
         assert not stopping.is_alive()
 
 
-def test_an_old_connection_is_told_to_go_and_nothing_is_lost(tmp_path: Path) -> None:
+def test_an_old_connection_is_told_to_go_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.grpc.server._LEAVE_GRACE_S", PATIENCE_S)
     settings = GrpcSettings(max_age_s=0.1)
     with served(tmp_path, settings) as server, channel_to(server.address) as channel:
         with RawPeer(server.address) as peer:
