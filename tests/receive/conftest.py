@@ -9,13 +9,13 @@ import pytest
 from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
 
-from holdfast.receive import checks
+from holdfast.receive import child
 
 
 @pytest.fixture(autouse=True)
 def time_for_heavy_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Starting the child that checks them takes half a minute where everything else runs too."""
-    monkeypatch.setattr(checks, "CHECK_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(child, "CHECK_TIMEOUT_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from tests.patience import until_async
 from tests.signals.events import run_event
 
-from holdfast.receive import checks as checks_module
+from holdfast.receive import child as child_module
 from holdfast.receive.checks import HEAVY_BYTES, HEAVY_VALUES, Checks
 from holdfast.receive.responses import Refused
 from holdfast.signals.openlineage.json_text import MAX_VALUES
@@ -52,7 +52,7 @@ def run(play: Callable[[Checks], Awaitable[None]]) -> Checks:
 @contextlib.contextmanager
 def held_back(checks: Checks) -> Iterator[None]:
     """Keep the child from answering, so that what it is asked for stays under way."""
-    child = checks._child
+    child = checks.child.process
     assert child is not None
     child.send_signal(signal.SIGSTOP)
     try:
@@ -67,7 +67,7 @@ def test_nothing_is_started_for_ordinary_events() -> None:
         assert (await checks.check(LIGHT)).verdict.ok
         assert (await checks.check(with_facets({"own": {**GOOD, "v": [1] * 5000}}))).verdict.ok
 
-    assert run(play).children_started == 0
+    assert run(play).child.started == 0
 
 
 @pytest.mark.parametrize("raw", [HEAVY, BAD, LONG], ids=["heavy", "bad", "long"])
@@ -79,7 +79,7 @@ def test_the_verdict_is_the_same_as_here(raw: bytes) -> None:
         if verdict.ok:
             assert names == names_of(raw, document)
 
-    assert run(play).children_started == 1
+    assert run(play).child.started == 1
 
 
 def test_one_child_serves_many_and_others_have_their_turn_meanwhile() -> None:
@@ -94,7 +94,7 @@ def test_one_child_serves_many_and_others_have_their_turn_meanwhile() -> None:
         found = await asyncio.gather(*checking)
         assert [one.verdict.ok for one in found] == [True, False, True, False]
 
-    assert run(play).children_started == 1
+    assert run(play).child.started == 1
 
 
 def test_an_event_of_too_many_values_is_refused_by_counting() -> None:
@@ -107,19 +107,19 @@ def test_an_event_of_too_many_values_is_refused_by_counting() -> None:
         assert problem.rule == "values"
         assert str(MAX_VALUES) in problem.message
 
-    assert run(play).children_started == 0
+    assert run(play).child.started == 0
     assert Validator().parse_and_check(raw)[1].errors[0].rule == "values"
 
 
 def test_a_child_that_dies_costs_one_request_and_is_started_again() -> None:
     async def play(checks: Checks) -> None:
         await checks.check(HEAVY)
-        child = checks._child
+        child = checks.child.process
         assert child is not None
         child.kill()
         await child.wait()
         assert (await checks.check(HEAVY)).verdict.ok
-        again = checks._child
+        again = checks.child.process
         assert again is not None
         checking = asyncio.create_task(checks.check(HEAVY))
         await asyncio.sleep(0)
@@ -129,14 +129,14 @@ def test_a_child_that_dies_costs_one_request_and_is_started_again() -> None:
         assert refused.value.answer.status == 503
         assert (await checks.check(HEAVY)).verdict.ok
 
-    assert run(play).children_started == 3
+    assert run(play).child.started == 3
 
 
 def test_a_check_that_takes_too_long_is_a_503_and_the_next_one_is_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def play(checks: Checks) -> None:
-        monkeypatch.setattr(checks_module, "CHECK_TIMEOUT_S", 0.0)
+        monkeypatch.setattr(child_module, "CHECK_TIMEOUT_S", 0.0)
         with pytest.raises(Refused) as refused:
             await checks.check(HEAVY)
         assert refused.value.answer.status == 503
@@ -152,7 +152,7 @@ def test_a_sender_that_goes_away_does_not_leave_its_answer_to_the_next() -> None
         assert not (await checks.check(BAD)).verdict.ok
         with held_back(checks):
             checking = asyncio.create_task(checks.check(BAD))
-            await until_async(checks._one_by_one.locked)
+            await until_async(checks.child.one_by_one.locked)
             checking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await checking
@@ -162,11 +162,11 @@ def test_a_sender_that_goes_away_does_not_leave_its_answer_to_the_next() -> None
 
 
 def test_a_child_that_has_nothing_to_do_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_module, "IDLE_S", 0.0)
+    monkeypatch.setattr(child_module, "IDLE_S", 0.0)
 
     async def play(checks: Checks) -> None:
         await checks.check(HEAVY)
-        await until_async(lambda: checks._child is None)
+        await until_async(lambda: checks.child.process is None)
         assert (await checks.check(HEAVY)).verdict.ok
 
-    assert run(play).children_started == 2
+    assert run(play).child.started == 2

@@ -139,7 +139,8 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "receive": (
         {"batches", "listening", "receiver", "responses"},
-        {"admission", "checks", "connection", "openapi"},
+        {"admission", "child", "connection", "openapi"},
+        {"checks"},
         {"body", "http_server"},
         {"http_app"},
         {"grpc_server", "openlineage_endpoints"},

@@ -116,7 +116,10 @@ def _sample(event: Unit) -> dict[str, Any]:
 
 
 def _shown(event: Event) -> tuple[str, str]:
-    return event.slot, event.payload[:PAYLOAD_BYTES_MAX].decode("utf-8", "replace")
+    """Return the beginning of an event; one that is not JSON as JSON, if it is small enough."""
+    is_shown_as_json = event.read is not None and len(event.payload) <= PAYLOAD_BYTES_MAX
+    text = event.json_text if is_shown_as_json else event.payload
+    return event.slot, text[:PAYLOAD_BYTES_MAX].decode("utf-8", "replace")
 
 
 def _described(data: ArrowData) -> tuple[str, str]:

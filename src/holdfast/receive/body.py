@@ -17,15 +17,13 @@ MB = 1024 * 1024
 ENCODINGS_MAX = 3
 
 
-class RequestLimits(FileSettings):
-    """Bounds of requests."""
+class BodyLimits(FileSettings):
+    """Bounds of requests, whatever they carry."""
 
     max_body_bytes: SizeBytes = Field(default=32 * MB, ge=1)
     """One body as it is sent; larger is 413."""
     max_expanded_bytes: SizeBytes = Field(default=32 * MB, ge=1)
     """One body unpacked; larger is 413."""
-    max_batch_events: int = Field(default=10_000, ge=1)
-    """Events in one batch; more is 413."""
     max_requests: int = Field(default=512, ge=1)
     """Requests under way at once; more are 503."""
     max_in_flight_bytes: SizeBytes = Field(default=128 * MB, ge=1)
@@ -43,6 +41,13 @@ class RequestLimits(FileSettings):
                 "(max_body_bytes + max_expanded_bytes)"
             )
         return self
+
+
+class RequestLimits(BodyLimits):
+    """Bounds of requests."""
+
+    max_batch_events: int = Field(default=10_000, ge=1)
+    """Events in one batch; more is 413."""
 
 
 def encodings_of(content_encoding: bytes) -> list[bytes]:
@@ -63,7 +68,7 @@ async def read_body(
     receive: Receive,
     announced_bytes: int,
     encodings: list[bytes],
-    limits: RequestLimits,
+    limits: BodyLimits,
     admitted: Admitted,
 ) -> bytes:
     """Return the whole body, unpacked. Raises `Refused` or `Disconnected`."""
@@ -91,7 +96,7 @@ async def read_body(
 
 
 async def _read_plain(
-    receive: Receive, limits: RequestLimits, admitted: Admitted, timer: asyncio.Timeout
+    receive: Receive, limits: BodyLimits, admitted: Admitted, timer: asyncio.Timeout
 ) -> bytes:
     """Read a body that is not compressed; one that came in one piece is not copied."""
     pace = _Pace(limits, timer)
@@ -109,7 +114,7 @@ async def _read_plain(
 async def _read_packed(
     receive: Receive,
     decoding: Decoding,
-    limits: RequestLimits,
+    limits: BodyLimits,
     admitted: Admitted,
     timer: asyncio.Timeout,
 ) -> bytes:
@@ -142,7 +147,7 @@ class _Pace:
     `body_timeout_s` + `max_body_bytes` / `min_body_bytes_per_s`.
     """
 
-    def __init__(self, limits: RequestLimits, timer: asyncio.Timeout) -> None:
+    def __init__(self, limits: BodyLimits, timer: asyncio.Timeout) -> None:
         self._limits = limits
         self._timer = timer
         self._loop = asyncio.get_running_loop()

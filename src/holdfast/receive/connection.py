@@ -503,8 +503,7 @@ def response_bytes(
         parts += (name, b": ", value, b"\r\n")
     if closes:
         parts.append(b"connection: close\r\n")
-    parts.append(
-        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(response.body)
-    )
+    about = (response.content_type, len(response.body))
+    parts.append(b"content-type: %s\r\ncontent-length: %d\r\n\r\n" % about)
     parts.append(response.body)
     return b"".join(parts)

@@ -23,7 +23,7 @@ from typing import Protocol, runtime_checkable
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
 from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
-from holdfast.receive.body import RequestLimits, encodings_of, read_body
+from holdfast.receive.body import BodyLimits, encodings_of, read_body
 from holdfast.receive.receiver import RareWarnings, ReceiverContext, ReceiverStatistics
 from holdfast.receive.responses import (
     Disconnected,
@@ -35,7 +35,6 @@ from holdfast.receive.responses import (
     Response,
     Scope,
     Send,
-    refusal,
     send_response,
     wrong_method,
 )
@@ -85,11 +84,23 @@ class Endpoint(Protocol):
 class FastEndpoint(Endpoint, Protocol):
     """One that takes ordinary requests without waiting."""
 
-    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
-        """Take a request and call `on_stored` later, once; or return False, nothing done."""
+    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> int:
+        """Take a request and call `on_stored` later, once; or return 0, nothing done.
 
-    def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
-        """Count and answer what was stored."""
+        Returns how many events, or items of events, it holds.
+        """
+
+    def accepted(self, receipt: Receipt, size_bytes: int, count: int) -> Response:
+        """Count and answer what was stored; `count` is what `offer` returned."""
+
+
+# Makes the answer to what is refused, given the content type of the request.
+Refuse = Callable[[Refused, bytes], Response]
+
+
+def refuse_with_json(refused: Refused, _: bytes) -> Response:
+    """Return the answer of the gateway's own protocol."""
+    return refused.answer
 
 
 class HttpApp:
@@ -102,7 +113,7 @@ class HttpApp:
         *,
         endpoints: Mapping[str, Endpoint],
         pages: Mapping[str, Response],
-        limits: RequestLimits,
+        limits: BodyLimits,
         tokens: Tokens,
         not_found_hint: str,
         on_close: Callable[[], Awaitable[None]],
@@ -123,6 +134,8 @@ class HttpApp:
         self._tokens = tokens
         self._not_found_hint = not_found_hint
         self._on_close = on_close
+        # A protocol that has refusals of its own puts them here.
+        self.refuse: Refuse = refuse_with_json
         self._stopping = False
         self._warnings = RareWarnings(context.name, context.seam.clock)
 
@@ -168,19 +181,28 @@ class HttpApp:
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response:
         """Return the answer to a request, whatever happens."""
+        try:
+            return await self._respond_to(scope, receive)
+        except Refused as refused:
+            return self.refuse(refused, _content_type(scope["headers"]))
+
+    async def _respond_to(self, scope: Scope, receive: Receive) -> Response:
+        """Return the answer to a request that is taken; raises `Refused`."""
         method: str = scope["method"]
         path: str = scope["path"]
         if path not in self._endpoints:
             path = _tidy(path)
         if path in self._pages:
-            return self._pages[path] if method in ("GET", "HEAD") else wrong_method(b"GET, HEAD")
+            if method not in ("GET", "HEAD"):
+                raise wrong_method(b"GET, HEAD")
+            return self._pages[path]
         endpoint = self._endpoints.get(path)
         if endpoint is None:
             if method == "POST":
                 self._counts.rejected[Reason.NOT_FOUND] += 1
-            return refusal(Reason.NOT_FOUND, "nothing is here", self._not_found_hint)
+            raise Refused(Reason.NOT_FOUND, "nothing is here", self._not_found_hint)
         if method != "POST":
-            return wrong_method(b"POST")
+            raise wrong_method(b"POST")
         counted = self._counts.rejected if endpoint.is_counted else Counter[str]()
         request: HttpRequest | None = None
         try:
@@ -190,13 +212,13 @@ class HttpApp:
             return await self._handle(endpoint, request, receive)
         except Refused as refused:
             counted[refused.reason] += request.events if request else 1
-            return refused.answer
+            raise
         except Disconnected:
             counted[Reason.DISCONNECTED] += 1
             raise
         except Exception as error:
             counted[Reason.UNAVAILABLE] += request.events if request else 1
-            return self._unavailable(error)
+            raise self._unavailable(error) from error
 
     def _examine(self, headers: Sequence[tuple[bytes, bytes]], endpoint: Endpoint) -> HttpRequest:
         """Read the headers, and refuse what can be refused by them."""
@@ -237,16 +259,16 @@ class HttpApp:
         finally:
             admitted.leave()
 
-    def _unavailable(self, error: BaseException) -> Response:
-        """Return the answer to a request that the quiver did not take, or that we failed at."""
+    def _unavailable(self, error: BaseException) -> Refused:
+        """Return the refusal of a request that the quiver did not take, or that we failed at."""
         if isinstance(error, NotAccepted):
             self._warnings.warn(f"events are not accepted: {error.message}", error)
-            return refusal(
+            return Refused(
                 Reason.UNAVAILABLE, error.message, error.hint, retry_after_s=error.retry_after_s
             )
         # A fault of ours. The event may be fine, and its sender keeps it.
         self._warnings.warn("BUG: a request failed", error, with_traceback=True)
-        return refusal(
+        return Refused(
             Reason.UNAVAILABLE,
             "the gateway failed to handle this request",
             "send it again; the gateway's log says what happened",
@@ -271,26 +293,34 @@ class HttpApp:
             admitted = self._admission.enter(len(body))
         except Refused:
             return None
-        if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):
+        fits = len(body) <= self._limits.max_body_bytes
+        count = endpoint.offer(request, body, on_stored) if fits else 0
+        if not count:
             admitted.leave()
             return None
         admitted.received(len(body))  # there was room for them when it entered
         self._counts.requests += 1
-        return partial(self._respond, endpoint, admitted, len(body))
+        about = (len(body), count, request.content_type)
+        return partial(self._respond, endpoint, admitted, about)
 
     def _respond(
         self,
         endpoint: FastEndpoint,
         admitted: Admitted,
-        size_bytes: int,
+        about: tuple[int, int, bytes],
         outcome: Receipt | BaseException,
     ) -> Response:
         """Count and answer a request of the fast path, once its append has an outcome."""
         admitted.leave()
+        size_bytes, count, content_type = about
         if isinstance(outcome, Receipt):
-            return endpoint.accepted(outcome, size_bytes)
-        self._counts.rejected[Reason.UNAVAILABLE] += 1
-        return self._unavailable(outcome)
+            return endpoint.accepted(outcome, size_bytes, count)
+        self._counts.rejected[Reason.UNAVAILABLE] += count
+        return self.refuse(self._unavailable(outcome), content_type)
+
+
+def _content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    return next((value for name, value in headers if name == b"content-type"), b"")
 
 
 def _tidy(path: str) -> str:

@@ -145,30 +145,30 @@ class SingleEvent(_LineageEndpoint):
             return await self._reject(body, verdict, request)
         if names is not None and (why := forbidden(request.client, names)) is not None:
             raise Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
-        answer = self.accepted(await self._append(body, request), len(body))
+        answer = self.accepted(await self._append(body, request), len(body), 1)
         if verdict.warnings:
             warnings = orjson.dumps([problem.to_fields() for problem in verdict.warnings])
             return answer._replace(body=b'%s,"warnings":%s}' % (answer.body[:-1], warnings))
         return answer
 
-    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
+    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> int:
         if len(body) > LIGHT_BYTES:
-            return False
+            return 0
         client = request.client
         checked = self._checks.check_here(body, with_names=client.namespaces is not None)
         if checked.verdict.errors or checked.verdict.warnings:
-            return False
+            return 0
         if checked.names is not None and forbidden(client, checked.names) is not None:
-            return False
+            return 0
         if self._intake is None:
             self._intake = self._quiver.intake(slot=SLOT, level=self._level)
         try:
-            return self._intake.offer(body, client.event_headers, on_stored)
+            return 1 if self._intake.offer(body, client.event_headers, on_stored) else 0
         except BundleTooLarge:
-            return False
+            return 0
 
-    def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
-        self._counts.accepted_events += 1
+    def accepted(self, receipt: Receipt, size_bytes: int, count: int) -> Response:
+        self._counts.accepted_events += count
         self._counts.accepted_bytes += size_bytes
         return Response(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
 

@@ -22,7 +22,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 HttpHeaders = tuple[tuple[bytes, bytes], ...]
 
-_JSON = (b"content-type", b"application/json")
+JSON_TYPE = b"application/json"
 # What a sender is asked to wait when nothing better is known, and at most.
 RETRY_AFTER_S = 1.0
 RETRY_AFTER_MAX_S = 60.0
@@ -74,6 +74,7 @@ class Response(NamedTuple):
     status: int
     body: bytes
     headers: HttpHeaders = ()
+    content_type: bytes = JSON_TYPE
 
 
 # Hears what became of an append; and makes the response to it.
@@ -82,7 +83,7 @@ Respond = Callable[[Receipt | BaseException], Response]
 
 
 class Refused(Exception):
-    """A request is not taken; carries the answer. Raised and caught within one request."""
+    """A request is not taken; says why. Raised and caught within one request."""
 
     def __init__(
         self,
@@ -95,9 +96,21 @@ class Refused(Exception):
     ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.message = message
         self.hint = hint
         self.retry_after_s = retry_after_s
-        self.answer = refusal(reason, message, hint, retry_after_s=retry_after_s, headers=headers)
+        self.headers = headers
+
+    @property
+    def answer(self) -> Response:
+        """The answer as JSON."""
+        return refusal(
+            self.reason,
+            self.message,
+            self.hint,
+            retry_after_s=self.retry_after_s,
+            headers=self.headers,
+        )
 
 
 class Disconnected(Exception):
@@ -120,15 +133,21 @@ def refusal(
 ) -> Response:
     """Return the answer to a request that is not taken."""
     status = STATUS_OF[reason]
-    if status == 503:  # noqa: PLR2004
-        headers = (*headers, (b"retry-after", b"%d" % whole_seconds(retry_after_s)))
+    headers = (*headers, *retry_headers(status, retry_after_s))
     fields = {"status": "rejected", "reason": reason, "message": message, "hint": hint, **more}
     return json_response(status, fields, headers)
 
 
-def wrong_method(allowed: bytes) -> Response:
-    """Return the answer to a method that a path does not know."""
-    return refusal(
+def retry_headers(status: int, retry_after_s: float | None) -> HttpHeaders:
+    """Return what says when to come again, if it is worth it."""
+    if status != 503:  # noqa: PLR2004
+        return ()
+    return ((b"retry-after", b"%d" % whole_seconds(retry_after_s)),)
+
+
+def wrong_method(allowed: bytes) -> Refused:
+    """Return the refusal of a method that a path does not know."""
+    return Refused(
         Reason.METHOD,
         "this method is not allowed here",
         f"use {allowed.decode()}",
@@ -144,8 +163,8 @@ def whole_seconds(retry_after_s: float | None) -> int:
 
 async def send_response(send: Send, answer: Response) -> None:
     """Send a whole response."""
-    status, body, headers = answer
-    length = (b"content-length", b"%d" % len(body))
-    start = {"type": "http.response.start", "status": status, "headers": [_JSON, length, *headers]}
+    status, body, headers, content_type = answer
+    about = ((b"content-type", content_type), (b"content-length", b"%d" % len(body)))
+    start = {"type": "http.response.start", "status": status, "headers": [*about, *headers]}
     await send(start)
     await send({"type": "http.response.body", "body": body})

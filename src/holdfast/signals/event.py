@@ -9,7 +9,7 @@ rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
@@ -35,6 +35,8 @@ class Event:
     headers: Mapping[str, str]
     ingestion_ns: int
     signal: str = RAW_SIGNAL
+    # What makes a document of a payload that is not JSON itself.
+    read: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
     # How many rows of its bundle it stands for.
     rows: ClassVar[int] = 1
     _document: Any = field(default=None, repr=False, compare=False)
@@ -43,8 +45,13 @@ class Event:
     def document(self) -> Any:
         """The payload as parsed JSON. Do not change it: make a new event with `with_document`."""
         if self._document is None:
-            self._document = orjson.loads(self.payload)
+            self._document = (self.read or orjson.loads)(self.payload)
         return self._document
+
+    @property
+    def json_text(self) -> bytes:
+        """The event as JSON: what its producer wrote, or what it means if that was not JSON."""
+        return self.payload if self.read is None else orjson.dumps(self.document)
 
     @property
     def is_json(self) -> bool:
@@ -101,7 +108,11 @@ Unit: TypeAlias = Event | ArrowData
 
 
 def events_of(
-    bundle: Bundle, quiver_id: str, signal: str = RAW_SIGNAL, first_row: int = 0
+    bundle: Bundle,
+    quiver_id: str,
+    signal: str = RAW_SIGNAL,
+    first_row: int = 0,
+    read: Callable[[bytes], Any] | None = None,
 ) -> list[Event]:
     """Return the events of a bundle of raw payloads, from `first_row` on."""
     ((slot, batch),) = bundle.slots.items()
@@ -117,6 +128,7 @@ def events_of(
             headers=orjson.loads(headers) if headers else NO_HEADERS,
             ingestion_ns=bundle.ingestion_ns,
             signal=signal,
+            read=read,
         )
         for row, (payload, headers) in enumerate(rows)
         if row >= first_row

@@ -11,6 +11,8 @@ from holdfast.quiver import Extractor
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL, Event
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
+from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader
+from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Signal, in_raw_slot
 
 
@@ -30,7 +32,19 @@ OPENLINEAGE = Signal(
 _RAW = Signal(RAW_SIGNAL, Form.RAW, lambda kind, slots: kind is FrameKind.RAW)
 ROWS = Signal("rows", Form.ARROW, lambda kind, slots: True)
 
-_signals: list[Signal] = [OPENLINEAGE]
+
+def _otlp(kind: OtlpKind) -> Signal:
+    """Return a signal of OpenTelemetry: one request of OTLP in each row of its slot."""
+    return Signal(
+        kind.value,
+        Form.PROTOBUF,
+        in_raw_slot(kind.slot),
+        extractors={kind.slot: OtlpExtractor(kind)},
+        read=document_reader(kind),
+    )
+
+
+_signals: list[Signal] = [OPENLINEAGE, *(_otlp(kind) for kind in OtlpKind)]
 
 
 def register(signal: Signal) -> None:
@@ -60,6 +74,16 @@ def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
         if signal.recognise(kind, slots):
             return signal
     return _RAW if kind is FrameKind.RAW else ROWS
+
+
+def readers() -> dict[str, Callable[[bytes], object]]:
+    """Return what makes JSON documents of payloads that are not JSON, by slot."""
+    return {
+        slot: signal.read
+        for signal in _signals
+        if signal.read is not None
+        for slot in signal.extractors
+    }
 
 
 def extractors() -> dict[str, Extractor]:

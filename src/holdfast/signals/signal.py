@@ -5,6 +5,7 @@
     order_keys  by name: what keeps units in order among themselves, for `delivery: {order: key}`.
                 The first one is used where the configuration names none.
     extractors  by slot: what reads event time and keys out of stored rows.
+    read        what makes a JSON document of a payload, if that is not JSON itself.
 
 Receivers name the signals that they produce, processors and exporters say with `Takes` what they
 can be given. `holdfast validate` compares the two; at run time a destination holds what it cannot
@@ -30,6 +31,8 @@ class Form(StrEnum):
     JSON = "json"
     # An `Event` of which only its receiver knows what its bytes are.
     RAW = "raw"
+    # An `Event` whose payload is a message of protobuf; `Event.json_text` shows it as JSON.
+    PROTOBUF = "protobuf"
     # `ArrowData`: record batches by slot.
     ARROW = "arrow"
 
@@ -51,11 +54,15 @@ class Signal:
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
     # None: one unit for each raw event, or one for all slots of an Arrow bundle.
     split: Split | None = None
+    read: Callable[[bytes], Any] | None = None
 
     def units(self, bundle: Bundle, quiver_id: str, first_row: int) -> Sequence[Unit]:
         """Return what of a bundle is to be delivered, from `first_row` on."""
-        split = self.split or (arrow_data_of if self.form is Form.ARROW else events_of)
-        return split(bundle, quiver_id, self.name, first_row)
+        if self.split is not None:
+            return self.split(bundle, quiver_id, self.name, first_row)
+        if self.form is Form.ARROW:
+            return arrow_data_of(bundle, quiver_id, self.name, first_row)
+        return events_of(bundle, quiver_id, self.name, first_row, self.read)
 
     def order_key(self, name: str | None) -> Callable[[Any], str] | None:
         """Return what finds the order key of that name; None if the signal has none."""
@@ -89,4 +96,6 @@ class Takes:
 
 # What a component takes that does not say so: the bytes of raw events.
 RAW_EVENTS = Takes()
+# What one takes that writes bytes as they are, or as JSON, whatever they mean.
+ANY_EVENTS = Takes(frozenset({Form.JSON, Form.RAW, Form.PROTOBUF}))
 EVERYTHING = Takes(frozenset(Form))

@@ -22,6 +22,7 @@ from holdfast.deliver.exporter import (
 from holdfast.deliver.exporters.dialects import one_line
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
+from holdfast.signals.signal import ANY_EVENTS, Takes
 
 BATCH_EVENTS_MAX = 100
 BATCH_BYTES_MAX = 2**20
@@ -37,6 +38,11 @@ class Config(Settings):
 
     format: Literal["compact", "json"] = "compact"
     """`compact`: when, where, what, in a few words. `json`: the event itself."""
+
+
+def takes(config: Config) -> Takes:
+    """Return what it can be given: whatever can be shown."""
+    return ANY_EVENTS
 
 
 def make(config: Config, context: ExporterContext) -> Exporter:
@@ -84,7 +90,7 @@ class ConsoleExporter:
 
 def _json(event: Event) -> bytes:
     if event.is_json:
-        return one_line(event.payload)
+        return one_line(event.json_text)
     return orjson.dumps({"not_json": event.payload.decode("utf-8", "backslashreplace")})
 
 
@@ -92,7 +98,10 @@ def _compact(event: Event) -> bytes:
     received = datetime.fromtimestamp(event.ingestion_ns // 1000 / 1e6, UTC)
     seq, row = event.position
     words = [received.strftime("%Y-%m-%dT%H:%M:%S.%fZ"), f"{seq}/{row}"]
-    words += _words(event.document) if event.is_json else ["not JSON,"]
+    if event.read is not None:
+        words.append(f"{event.signal},")
+    else:
+        words += _words(event.document) if event.is_json else ["not JSON,"]
     return " ".join([*words, f"{len(event.payload)} bytes"]).encode("utf-8", "replace")
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 from typing import Literal, Self
@@ -31,6 +32,7 @@ from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
 from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
 from holdfast.signals.event import Event
+from holdfast.signals.signal import ANY_EVENTS, Takes
 
 # Journals are here, below the directory of the files; readers of a data lake skip such names.
 STAGING = ".holdfast"
@@ -85,6 +87,11 @@ class Config(FileSettings):
         return self
 
 
+def takes(config: Config) -> Takes:
+    """Return what it can be given: NDJSON has it as JSON, Parquet as the bytes that came."""
+    return ANY_EVENTS
+
+
 def make(config: Config, context: ExporterContext) -> Exporter:
     """Return the exporter; the directory is looked at when the first event comes."""
     return FilesExporter(config, context)
@@ -120,7 +127,11 @@ class FilesExporter:
     async def send(self, events: Sequence[Event]) -> Answer:
         failed: dict[int, Failure] = {}
         if self._config.format == "ndjson" and self._config.content == "payload":
-            failed = {i: _NOT_JSON for i, event in enumerate(events) if not event.is_json}
+            failed = {
+                i: _NOT_JSON
+                for i, event in enumerate(events)
+                if event.read is None and not event.is_json
+            }
         wanted = [event for i, event in enumerate(events) if i not in failed]
         try:
             await self._on_disk(partial(self._append, wanted), wanted)
@@ -202,8 +213,13 @@ class FilesExporter:
             self._staging = staging
         new = [event for event in events if identity_of(event) not in self._known]
         if new:
-            self._staging.append([frame_of(event) for event in new])
+            self._staging.append([frame_of(self._as_written(event)) for event in new])
         self._known.difference_update(identity_of(event) for event in events)
+
+    def _as_written(self, event: Event) -> Event:
+        if event.read is None or self._config.format == "parquet":
+            return event
+        return replace(event, payload=event.json_text, read=None)
 
     def _adopt(self) -> None:
         """Publish what other quivers left behind here, under the name of this exporter."""

@@ -49,6 +49,7 @@ from holdfast.deliver.sending import EXCEPTION_CODE
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.signals.event import Event
+from holdfast.signals.signal import ANY_EVENTS, Takes
 
 # Where packages name functions for `entry_point`. Whole exporters are in `holdfast.exporters`.
 ENTRY_POINTS = "holdfast.exporter_functions"
@@ -118,6 +119,11 @@ class Config(FileSettings):
         if self.function is not None and not all(self.function.partition(":")[::2]):
             raise ValueError("`function` is written `package.module:name`")
         return self
+
+
+def takes(config: Config) -> Takes:
+    """Return what it can be given: a function may ask for the payload or for the document."""
+    return ANY_EVENTS
 
 
 def make(config: Config, context: ExporterContext) -> Exporter:

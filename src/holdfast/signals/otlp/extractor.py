@@ -1,0 +1,82 @@
+"""What is known of stored requests: their times, services, and how many items they have.
+
+Asked for when a segment is sealed, and when somebody asks how far event time has come; never while
+a client waits. Protobuf is imported with the first request that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from holdfast.quiver.base.arrow import numbers, texts
+from holdfast.signals.otlp.kinds import OtlpKind
+
+_TIME = pa.timestamp("us", tz="UTC")
+_NS_PER_US = 1000
+# Times behind this are as far away as it is, and would not fit.
+_FURTHEST_US = 2**62
+
+
+class _Row(NamedTuple):
+    """What is kept of one request."""
+
+    # The earliest time of its items; None if none has one.
+    event_us: int | None
+    latest_us: int | None
+    # All of them, ascending.
+    times_us: tuple[int, ...]
+    items: int
+    services: str
+
+
+@dataclass(frozen=True)
+class OtlpExtractor:
+    """Reads `event_time` (the earliest of its items), `latest_time`, `items` and `services`."""
+
+    kind: OtlpKind
+
+    def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return one row for each request."""
+        found = [_read(self.kind, payload) for payload in rows.column("payload").to_pylist()]
+        return pa.record_batch(
+            {
+                "event_time": numbers([row.event_us for row in found], _TIME),
+                "latest_time": numbers([row.latest_us for row in found], _TIME),
+                "items": numbers([row.items for row in found], pa.int64()),
+                "services": texts([row.services for row in found]),
+            }
+        )
+
+
+def _read(kind: OtlpKind, payload: bytes) -> _Row:
+    from holdfast.signals.otlp import codec
+    from holdfast.signals.otlp.problem import NotOtlp
+
+    try:
+        found = codec.contents(kind, payload)
+    except NotOtlp:
+        # Not by our receiver. It costs its own row what would have been found.
+        return _Row(None, None, (), 0, "")
+    times_us = tuple(min(time // _NS_PER_US, _FURTHEST_US) for time in found.times_ns)
+    return _Row(
+        times_us[0] if times_us else None,
+        times_us[-1] if times_us else None,
+        times_us,
+        found.items,
+        ", ".join(found.services),
+    )
+
+
+def document_reader(kind: OtlpKind) -> Callable[[bytes], Any]:
+    """Return what makes OTLP's JSON of a stored request."""
+
+    def read(payload: bytes) -> Any:
+        from holdfast.signals.otlp.json_form import request_document
+
+        return request_document(kind, payload)
+
+    return read
