@@ -12,9 +12,9 @@ MB = 1024 * 1024
 @pytest.mark.parametrize(
     ("settings", "bundle_bytes"),
     [
-        ({}, 32 * MB),
-        ({"segment": {"target_size": "1MB"}}, 32 * MB),
-        ({"segment": {"target_size": "64MB"}}, 64 * MB),
+        ({}, 65 * MB),
+        ({"segment": {"target_size": "1MB"}}, 65 * MB),
+        ({"segment": {"target_size": "128MB"}}, 128 * MB),
         ({"retention": {"size_cap": "256MB"}}, 16 * MB),
         ({"retention": {"size_cap": "4MB"}, "segment": {"target_size": "1MB"}}, MB),
     ],

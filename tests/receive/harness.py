@@ -74,6 +74,10 @@ class Place:
         """Return the payloads of the quiver, bundle by bundle."""
         return [[one.payload for one in events] for events in _bundles(self.quiver)]
 
+    def slots(self) -> list[str]:
+        """Return the slots of the stored events, in order."""
+        return [one.slot for events in _bundles(self.quiver) for one in events]
+
     def stored_headers(self) -> list[Mapping[str, str]]:
         return [one.headers for events in _bundles(self.quiver) for one in events]
 

@@ -139,12 +139,11 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "receive": (
         {"batches", "listening", "receiver", "responses"},
-        {"admission", "child", "connection", "openapi"},
-        {"checks"},
-        {"body", "http_server"},
-        {"http_app"},
-        {"grpc_server", "openlineage_endpoints"},
-        {"openlineage"},
+        {"admission", "child", "connection", "cors", "openapi"},
+        {"body", "checks", "http_server", "otlp_checks"},
+        {"http_app", "otlp_intake"},
+        {"grpc_server", "openlineage_endpoints", "otlp_http"},
+        {"openlineage", "otlp"},
         {"__init__"},
     ),
     "remote": (

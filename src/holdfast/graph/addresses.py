@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from urllib.parse import urlsplit
 
 from holdfast.graph.document import TreePath
@@ -13,6 +13,18 @@ from holdfast.remote.settings import FlightSettings, split_address
 _WILDCARDS = {"0.0.0.0", "::"}
 _LOCAL = {"localhost", "127.0.0.1", "::1"} | _WILDCARDS
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def listeners_of(config: object) -> Mapping[str, str]:
+    """Return where a receiver listens, by the setting that says so.
+
+    One that listens in several places has a property `listening`, others a setting `listen`.
+    """
+    listening: Mapping[str, str] | None = getattr(config, "listening", None)
+    if listening is not None:
+        return listening
+    listen = getattr(config, "listen", None)
+    return {} if listen is None else {"listen": listen}
 
 
 def clash(one: Address, other: Address) -> bool:

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
-from holdfast.graph.addresses import addresses_in, clash, flight_addresses, reaches
+from holdfast.graph.addresses import (
+    addresses_in,
+    clash,
+    flight_addresses,
+    listeners_of,
+    reaches,
+)
 from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.nodes_checks import check_limits, check_to_nodes
@@ -365,10 +371,10 @@ class _Checker:
             self._warn(place, f"no rule of {node.name!r} uses the port {port!r}")
 
     def _check_loops(self) -> None:
-        listening = dict(self._listening())
+        listening = list(self._listening())
         for node in self._graph.of_kind("exporter"):
             for address in addresses_in(node.config.model_dump(mode="json")):
-                for name, (_, listener) in listening.items():
+                for name, (_, listener) in listening:
                     if reaches(address, listener):
                         message = f"{node.name!r} sends to {name!r} of this same file"
                         hint = "events would come back for ever; name another address"
@@ -382,9 +388,8 @@ class _Checker:
             place = self._document.value_place(("admin", "listen"))
             yield "admin", (place, parse_address(admin))
         for node in self._graph.of_kind("receiver"):
-            listen = getattr(node.config, "listen", None)
-            if listen is not None:
-                place = self._setting_place(node, "listen")
+            for key, listen in listeners_of(node.config).items():
+                place = self._setting_place(node, key)
                 yield node.name, (place, parse_address(listen))
         for at, _, address in flight_addresses(self._graph):
             yield "flight", (self._document.value_place(at), address)

@@ -14,7 +14,7 @@ from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.deliver.exporter import ExporterContext
 from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
 from holdfast.extras import install_command, missing_modules
-from holdfast.graph.addresses import flight_addresses
+from holdfast.graph.addresses import flight_addresses, listeners_of
 from holdfast.graph.document import TreePath
 from holdfast.graph.loader import Loaded
 from holdfast.graph.model import Node
@@ -125,9 +125,8 @@ def _ports(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     if graph.settings.admin.listen is not None:
         wanted.append((("admin", "listen"), graph.settings.admin.listen))
     for node in graph.of_kind("receiver"):
-        listen = getattr(node.config, "listen", None)
-        if listen is not None:
-            wanted.append((("nodes", node.name, "config", "listen"), listen))
+        for key, listen in listeners_of(node.config).items():
+            wanted.append((("nodes", node.name, "config", key), listen))
     wanted += [(at, text) for at, text, _ in flight_addresses(graph)]
     for at, text in wanted:
         problem = _cannot_listen(text)

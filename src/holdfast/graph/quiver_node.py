@@ -20,8 +20,9 @@ from holdfast.quiver.base.config import (
 from holdfast.quiver.engine.engine import check_caps
 from holdfast.settings import DurationS, FileSettings, LocalPath, Settings, SizeBytes
 
-# What one request may bring, whatever the size of a segment, if there is room for sixteen of them.
-BUNDLE_BYTES_MAX = 32 * MB
+# What one request may bring, whatever the size of a segment, if there is room for sixteen of them:
+# the 64 MB that OTLP recommends, and what is stored beside them.
+BUNDLE_BYTES_MAX = 65 * MB
 _BUNDLES_PER_CAP = 16
 
 _APPEND, _WAL, _SEGMENT, _RETENTION = (

@@ -83,6 +83,14 @@ COMPONENTS: tuple[Component, ...] = (
         "Takes OpenLineage events over HTTP.",
         ("urn:holdfast:openlineage:receiver",),
     ),
+    Component(
+        "otlp",
+        "receiver",
+        "holdfast.receive.otlp",
+        "Takes OpenTelemetry's traces, metrics and logs over OTLP.",
+        ("urn:otel:otlp:receiver", "urn:otel:receiver:otlp", "receiver:otlp"),
+        extra="otel",
+    ),
     QUIVER,
     Component(
         "filter",

@@ -84,14 +84,11 @@ class Endpoint(Protocol):
 class FastEndpoint(Endpoint, Protocol):
     """One that takes ordinary requests without waiting."""
 
-    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> int:
-        """Take a request and call `on_stored` later, once; or return 0, nothing done.
+    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
+        """Take a request and call `on_stored` later, once; or return False, nothing done."""
 
-        Returns how many events, or items of events, it holds.
-        """
-
-    def accepted(self, receipt: Receipt, size_bytes: int, count: int) -> Response:
-        """Count and answer what was stored; `count` is what `offer` returned."""
+    def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
+        """Count and answer what was stored."""
 
 
 # Makes the answer to what is refused, given the content type of the request.
@@ -293,29 +290,26 @@ class HttpApp:
             admitted = self._admission.enter(len(body))
         except Refused:
             return None
-        fits = len(body) <= self._limits.max_body_bytes
-        count = endpoint.offer(request, body, on_stored) if fits else 0
-        if not count:
+        if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):
             admitted.leave()
             return None
         admitted.received(len(body))  # there was room for them when it entered
         self._counts.requests += 1
-        about = (len(body), count, request.content_type)
-        return partial(self._respond, endpoint, admitted, about)
+        return partial(self._respond, endpoint, admitted, (len(body), request.content_type))
 
     def _respond(
         self,
         endpoint: FastEndpoint,
         admitted: Admitted,
-        about: tuple[int, int, bytes],
+        about: tuple[int, bytes],
         outcome: Receipt | BaseException,
     ) -> Response:
         """Count and answer a request of the fast path, once its append has an outcome."""
         admitted.leave()
-        size_bytes, count, content_type = about
+        size_bytes, content_type = about
         if isinstance(outcome, Receipt):
-            return endpoint.accepted(outcome, size_bytes, count)
-        self._counts.rejected[Reason.UNAVAILABLE] += count
+            return endpoint.accepted(outcome, size_bytes)
+        self._counts.rejected[Reason.UNAVAILABLE] += 1
         return self.refuse(self._unavailable(outcome), content_type)
 
 

@@ -145,30 +145,30 @@ class SingleEvent(_LineageEndpoint):
             return await self._reject(body, verdict, request)
         if names is not None and (why := forbidden(request.client, names)) is not None:
             raise Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
-        answer = self.accepted(await self._append(body, request), len(body), 1)
+        answer = self.accepted(await self._append(body, request), len(body))
         if verdict.warnings:
             warnings = orjson.dumps([problem.to_fields() for problem in verdict.warnings])
             return answer._replace(body=b'%s,"warnings":%s}' % (answer.body[:-1], warnings))
         return answer
 
-    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> int:
+    def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
         if len(body) > LIGHT_BYTES:
-            return 0
+            return False
         client = request.client
         checked = self._checks.check_here(body, with_names=client.namespaces is not None)
         if checked.verdict.errors or checked.verdict.warnings:
-            return 0
+            return False
         if checked.names is not None and forbidden(client, checked.names) is not None:
-            return 0
+            return False
         if self._intake is None:
             self._intake = self._quiver.intake(slot=SLOT, level=self._level)
         try:
-            return 1 if self._intake.offer(body, client.event_headers, on_stored) else 0
+            return self._intake.offer(body, client.event_headers, on_stored)
         except BundleTooLarge:
-            return 0
+            return False
 
-    def accepted(self, receipt: Receipt, size_bytes: int, count: int) -> Response:
-        self._counts.accepted_events += count
+    def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
+        self._counts.accepted_events += 1
         self._counts.accepted_bytes += size_bytes
         return Response(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 from holdfast.dead_letters.queue import DeadLetterQueue
@@ -33,6 +35,15 @@ class ReceiverContext:
     reuse_port: bool = False
 
 
+@dataclass
+class ItemCounts:
+    """What became of the items of one signal: spans, data points, log records."""
+
+    accepted: int = 0
+    # Of requests that were read, and not stored.
+    refused: int = 0
+
+
 class ReceiverStatistics(NamedTuple):
     """A receiver at this moment. Totals count since it was made, in events unless they say other.
 
@@ -52,6 +63,8 @@ class ReceiverStatistics(NamedTuple):
     in_flight_requests: int
     in_flight_bytes: int
     connections: int
+    # By signal, where an event holds several items. Totals.
+    items: Mapping[str, ItemCounts] = MappingProxyType({})
 
 
 class Receiver(Protocol):

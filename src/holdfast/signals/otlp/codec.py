@@ -182,3 +182,17 @@ def response(kind: OtlpKind, rejected: int = 0, message: str = "") -> bytes:
         return b""
     partial = {kind.rejected_field: rejected, "error_message": message}
     return RESPONSES[kind](partial_success=partial).SerializeToString()
+
+
+def status(code: int, message: str) -> bytes:
+    """Return a google.rpc.Status: what is told of a request that is not taken, over HTTP."""
+    text = message.encode("utf-8", "replace")
+    return b"\x08%b\x12%b%b" % (_as_varint(code), _as_varint(len(text)), text)
+
+
+def _as_varint(number: int) -> bytes:
+    written = bytearray()
+    while number > 0x7F:  # noqa: PLR2004
+        written.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*written, number])

@@ -21,7 +21,7 @@ _NS_PER_US = 1000
 _FURTHEST_US = 2**62
 
 
-class _Row(NamedTuple):
+class _RequestRow(NamedTuple):
     """What is kept of one request."""
 
     # The earliest time of its items; None if none has one.
@@ -52,7 +52,7 @@ class OtlpExtractor:
         )
 
 
-def _read(kind: OtlpKind, payload: bytes) -> _Row:
+def _read(kind: OtlpKind, payload: bytes) -> _RequestRow:
     from holdfast.signals.otlp import codec
     from holdfast.signals.otlp.problem import NotOtlp
 
@@ -60,9 +60,9 @@ def _read(kind: OtlpKind, payload: bytes) -> _Row:
         found = codec.contents(kind, payload)
     except NotOtlp:
         # Not by our receiver. It costs its own row what would have been found.
-        return _Row(None, None, (), 0, "")
+        return _RequestRow(None, None, (), 0, "")
     times_us = tuple(min(time // _NS_PER_US, _FURTHEST_US) for time in found.times_ns)
-    return _Row(
+    return _RequestRow(
         times_us[0] if times_us else None,
         times_us[-1] if times_us else None,
         times_us,

@@ -1,0 +1,185 @@
+"""Receives OpenTelemetry over OTLP, and answers once it is in the quiver."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from holdfast.errors import BadConfig
+from holdfast.extras import need
+from holdfast.quiver.base.config import AckLevel
+from holdfast.receive.admission import Tokens, TokenSettings, read_token_file
+from holdfast.receive.body import MB, BodyLimits
+from holdfast.receive.connection import ConnectionSettings
+from holdfast.receive.cors import CorsApp, CorsSettings
+from holdfast.receive.http_app import RequestCounts
+from holdfast.receive.http_server import HttpServer
+from holdfast.receive.listening import AddressText, ListenerTls, parse_address
+from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
+from holdfast.settings import LocalPath, Settings, SizeBytes
+from holdfast.signals.otlp.kinds import OtlpKind
+
+__all__ = ["Config", "OtlpReceiver", "make", "produces"]
+
+HTTP_DEFAULT = "127.0.0.1:4318"
+# Headers that are never kept: secrets, what belongs to one connection or body, and our own.
+_NEVER_KEPT = re.compile(
+    "authorization|cookie|proxy-.*|content-.*|transfer-encoding|connection|host|te|grpc-.*|client"
+)
+
+
+class OtlpLimits(BodyLimits):
+    """Bounds of requests. OTLP recommends 64 MiB after unpacking."""
+
+    max_body_bytes: SizeBytes = Field(default=64 * MB, ge=1)
+    """One body as it is sent; larger is refused."""
+    max_expanded_bytes: SizeBytes = Field(default=64 * MB, ge=1)
+    """One body unpacked; larger is refused."""
+
+
+class Config(Settings):
+    """A receiver of traces, metrics and logs."""
+
+    http_listening_addr: AddressText = HTTP_DEFAULT
+    """Host and port for OTLP over HTTP; port 0 takes any that is free. Elsewhere than on this
+    machine's own addresses, `tokens`, `token_file` or client certificates are asked for."""
+    level: Literal["memory", "written", "fsynced"] = "fsynced"
+    """What success promises: the request is in memory (a crash loses it), with the operating
+    system (a power cut may lose it), or on stable storage."""
+    keep_headers: tuple[str, ...] = ()
+    """Headers that are stored with each request and sent on by the exporter `otlp`, such as the
+    name of a tenant, `X-Scope-OrgID`."""
+    cors: CorsSettings | None = None
+    """Which pages may send from a browser; by default none."""
+    tokens: tuple[TokenSettings, ...] = ()
+    """Producers that may send; with none (and no `token_file`) anybody may."""
+    token_file: LocalPath | None = None
+    """A file with more of them, `NAME TOKEN` in each line."""
+    tls: ListenerTls | None = None
+    """Speak TLS."""
+    allow_anonymous: bool = False
+    """Listen for other machines though anybody may send. Whoever reaches the port can then fill
+    the buffer."""
+    limits: OtlpLimits = OtlpLimits()
+    """Bounds of requests."""
+    connections: ConnectionSettings = ConnectionSettings()
+    """Bounds of HTTP connections."""
+
+    @field_validator("keep_headers")
+    @classmethod
+    def _may_be_kept(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if _NEVER_KEPT.fullmatch(name.lower()) or not re.fullmatch(r"[\w-]{1,64}", name):
+                raise ValueError(f"{name!r} cannot be kept: a secret, or no header of a sender")
+        return names
+
+    @model_validator(mode="after")
+    def _is_protected(self) -> Self:
+        mutual = self.tls is not None and self.tls.client_ca_file is not None
+        asks = bool(self.tokens) or self.token_file is not None or mutual
+        for key, address in self.listening.items():
+            if not asks and not self.allow_anonymous and not parse_address(address).is_loopback:
+                raise ValueError(
+                    f"{key}: {address} is open to other machines and nobody is asked who they are;"
+                    " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
+                )
+        return self
+
+    @property
+    def listening(self) -> Mapping[str, str]:
+        """Where it listens, by the setting that says so."""
+        return {"http_listening_addr": self.http_listening_addr}
+
+
+class OtlpReceiver:
+    """The app on its port."""
+
+    def __init__(self, config: Config, context: ReceiverContext) -> None:
+        need("otel")
+        # Only now: what a graph names is imported to be validated, also where it is not installed.
+        from holdfast.receive.otlp_http import otlp_app
+        from holdfast.receive.otlp_intake import OtlpIntake
+
+        self._config = config
+        self._context = context
+        self._intake = OtlpIntake(context, AckLevel[config.level.upper()], config.keep_headers)
+        self.app = otlp_app(
+            context,
+            self._intake,
+            RequestCounts(),
+            limits=config.limits,
+            tokens=_tokens_of(config, context),
+            answers_browsers=config.cors is not None,
+        )
+        self.server = HttpServer(
+            self.app
+            if config.cors is None
+            else CorsApp(self.app, config.cors, config.keep_headers),
+            config.http_listening_addr,
+            config.tls,
+            config.connections,
+            fast_path=self.app,
+            base_dir=context.base_dir,
+            reuse_port=context.reuse_port,
+        )
+
+    @property
+    def addresses(self) -> list[str]:
+        return self.server.addresses
+
+    async def start(self) -> None:
+        await self.server.start()
+
+    async def stop(self, drain_s: float) -> None:
+        self.app.refuse_from_now_on()
+        await self.server.stop(drain_s)
+        await self.app.close()
+
+    def reload(self, config: Config) -> bool:
+        """Take new tokens while listening; False if anything else differs, which needs a start."""
+        tokens = {"tokens": config.tokens, "token_file": config.token_file}
+        if config != self._config.model_copy(update=tokens):
+            return False
+        self.app.use_tokens(_tokens_of(config, self._context))
+        self._config = config
+        return True
+
+    def statistics(self) -> ReceiverStatistics:
+        """Return the app's figures, with those of connections whose requests it never saw."""
+        seen = self.app.statistics()
+        unseen = self.server.counts.rejected
+        rejected = Counter(seen.rejected) + unseen
+        return seen._replace(
+            received=seen.received + unseen.total(),
+            rejected={str(reason): count for reason, count in rejected.items()},
+            connections=self.server.connections,
+            items={kind.value: counts for kind, counts in self._intake.counts.items()},
+        )
+
+
+def _tokens_of(config: Config, context: ReceiverContext) -> Tokens:
+    """Return the tokens of the configuration and those of its file, as it is now."""
+    settings = list(config.tokens)
+    if config.token_file is not None:
+        settings += read_token_file(context.base_dir / config.token_file)
+    for one in settings:
+        if "*" not in one.namespaces or one.references:
+            raise BadConfig(
+                f"the token of {one.name!r} names namespaces, which telemetry does not have",
+                hint="leave `namespaces` and `references` out for a receiver of OTLP",
+            )
+    return Tokens(settings, context.seam)
+
+
+def produces(config: Config) -> tuple[str, ...]:
+    """Return the signals of what it accepts."""
+    return tuple(kind.value for kind in OtlpKind)
+
+
+def make(config: Config, context: ReceiverContext) -> Receiver:
+    """Make the receiver of a node."""
+    return OtlpReceiver(config, context)

@@ -1,0 +1,149 @@
+"""What is done with a request of OTLP, whichever transport brought it.
+
+    check     in full; what is not OTLP goes to the dead letters, and its sender is told
+    append    the bytes that came (JSON as protobuf), one bundle per request, in its kind's slot
+    count     items by signal: spans, data points, log records
+
+Nothing here knows HTTP or gRPC: a transport hands over a body and its headers, and makes an answer
+of what it gets back, or of the exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.dead_letters.letter import Letter
+from holdfast.errors import BundleTooLarge
+from holdfast.quiver import Intake, Receipt
+from holdfast.quiver.base.config import AckLevel
+from holdfast.receive.admission import TokenClient
+from holdfast.receive.otlp_checks import OtlpChecks, check_here
+from holdfast.receive.receiver import ItemCounts, ReceiverContext
+from holdfast.receive.responses import OnStored, Reason, Refused
+from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.otlp.problem import NotOtlp
+
+# A body of at most this size is checked within a fraction of a millisecond.
+FAST_BYTES = 64 * 1024
+
+
+class RequestSender(NamedTuple):
+    """Who sent a request, and with which headers."""
+
+    client: TokenClient
+    headers: Iterable[tuple[bytes, bytes]]
+
+
+class OtlpIntake:
+    """The way of requests into the quiver of one receiver."""
+
+    def __init__(
+        self, context: ReceiverContext, level: AckLevel, kept_headers: Sequence[str]
+    ) -> None:
+        self._name = context.name
+        self._quiver = context.quiver
+        self._dead_letters = context.dead_letters
+        self._clock = context.seam.clock
+        self._level = level
+        self._kept_headers = {name.lower().encode(): name.lower() for name in kept_headers}
+        self._checks = OtlpChecks()
+        self._intakes: dict[OtlpKind, Intake] = {}
+        self.counts = {kind: ItemCounts() for kind in OtlpKind}
+
+    async def close(self) -> None:
+        """End the child that checks large requests."""
+        await self._checks.close()
+
+    async def take(
+        self, kind: OtlpKind, body: bytes, sender: RequestSender, *, is_json: bool
+    ) -> int:
+        """Make a request durable, and return how many items it has.
+
+        Raises `Refused` if it is not OTLP or too large, `NotAccepted` if there is no room.
+        """
+        try:
+            binary, items = await self._checks.check(kind, body, is_json=is_json)
+        except NotOtlp as error:
+            raise await self._reject(kind, body, sender, error) from error
+        if sender.client.bucket is not None:
+            sender.client.bucket.charge(max(0, items - 1))
+        if not binary:
+            return 0
+        headers = [self._event_headers(sender)]
+        try:
+            await self._quiver.append_raw_async(
+                binary, slot=kind.slot, headers=headers, level=self._level
+            )
+        except BundleTooLarge as error:
+            self.counts[kind].refused += items
+            raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
+        except BaseException:
+            self.counts[kind].refused += items
+            raise
+        self.counts[kind].accepted += items
+        return items
+
+    def offer(
+        self, kind: OtlpKind, body: bytes, sender: RequestSender, on_stored: OnStored
+    ) -> bool:
+        """Take an ordinary request in protobuf and call `on_stored` later, once; else False."""
+        if len(body) > FAST_BYTES or not body or sender.client.bucket is not None:
+            return False
+        try:
+            _, items = check_here(kind, body, is_json=False)
+        except NotOtlp:
+            return False
+        intake = self._intakes.get(kind)
+        if intake is None:
+            intake = self._quiver.intake(slot=kind.slot, level=self._level)
+            self._intakes[kind] = intake
+        counts = self.counts[kind]
+
+        def stored(outcome: Receipt | BaseException) -> None:
+            if isinstance(outcome, Receipt):
+                counts.accepted += items
+            else:
+                counts.refused += items
+            on_stored(outcome)
+
+        try:
+            return intake.offer(body, self._event_headers(sender), stored)
+        except BundleTooLarge:
+            return False
+
+    def _event_headers(self, sender: RequestSender) -> Mapping[str, str] | None:
+        """Return what is stored beside a request: who sent it, and the headers that are kept."""
+        known = sender.client.event_headers
+        if not self._kept_headers:
+            return known
+        kept = {
+            self._kept_headers[name]: value.decode("latin-1")
+            for name, value in sender.headers
+            if name in self._kept_headers
+        }
+        return {**(known or {}), **kept} or None
+
+    async def _reject(
+        self, kind: OtlpKind, body: bytes, sender: RequestSender, error: NotOtlp
+    ) -> Refused:
+        """Keep a request that is not OTLP as a dead letter, and return what its sender is told."""
+        names = {name.decode("latin-1"): value.decode("latin-1") for name, value in sender.headers}
+        problem = {
+            "pointer": error.path,
+            "rule": "otlp",
+            "message": error.reason,
+            "hint": "check what sends it; it was not accepted",
+        }
+        letter = Letter(
+            payload=body,
+            reason=Reason.INVALID,
+            origin=self._name,
+            problems=(problem,),
+            headers={**names, **(sender.client.event_headers or {})},
+            received_ns=self._clock.wall_ns(),
+            slot=kind.slot,
+        )
+        kept = await self._dead_letters.reject([letter])
+        hint = "it is in the dead letters" if kept else "it was not kept"
+        return Refused(Reason.INVALID, str(error), f"send {kind.items} as OTLP says; {hint}")
