@@ -16,6 +16,7 @@ from tests.signals.otlp.telemetry import mutated, request
 
 from holdfast.errors import BadConfig, Overloaded
 from holdfast.receive import otlp_checks
+from holdfast.receive.http_server import HttpServer
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.receive.otlp import Config, OtlpReceiver
 from holdfast.receive.receiver import ItemCounts
@@ -195,7 +196,9 @@ def test_pages_that_are_named_may_send_from_a_browser(place: Place) -> None:
     made = receiver(
         place, cors={"allowed_origins": ["https://*.example.com"]}, keep_headers=["x-tenant"]
     )
-    app = made.server._app
+    (server,) = made.servers
+    assert isinstance(server, HttpServer)
+    app = server._app
     page = {"origin": "https://shop.example.com"}
     asked = call(app, b"", "/v1/traces", page, method="OPTIONS")
     assert asked.status == 204
@@ -241,7 +244,7 @@ def test_large_bodies_are_checked_in_another_process(place: Place) -> None:
         return statuses
 
     assert asyncio.run(play()) == [200, 400, 200, 400]
-    assert made._intake._checks.child.started == 1
+    assert made.intake._checks.child.started == 1
     stored = place.stored()
     assert stored[0] == body
     assert orjson.dumps(request_document(OtlpKind.TRACES, stored[1])) == text

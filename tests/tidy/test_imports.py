@@ -143,7 +143,8 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"body", "checks", "http_server", "otlp_checks"},
         {"http_app", "otlp_intake"},
         {"grpc_server", "openlineage_endpoints", "otlp_http"},
-        {"openlineage", "otlp"},
+        {"openlineage", "otlp_grpc"},
+        {"otlp"},
         {"__init__"},
     ),
     "remote": (

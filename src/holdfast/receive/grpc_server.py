@@ -17,7 +17,7 @@ from holdfast.grpc.server import Method, ServerCall, ServerConnections
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode
 from holdfast.receive.admission import ANYBODY, Admission, Admitted, TokenClient, Tokens
-from holdfast.receive.body import RequestLimits
+from holdfast.receive.body import BodyLimits
 from holdfast.receive.http_app import RequestCounts
 from holdfast.receive.listening import (
     ListenerTls,
@@ -148,7 +148,7 @@ class GrpcServer:
         methods: Mapping[str, Method],
         listen: str,
         *,
-        limits: RequestLimits,
+        limits: BodyLimits,
         tls: ListenerTls | None = None,
         settings: GrpcSettings | None = None,
     ) -> None:

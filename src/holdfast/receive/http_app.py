@@ -127,7 +127,8 @@ class HttpApp:
             if isinstance(endpoint, FastEndpoint)
         }
         self._limits = limits
-        self._admission = Admission(limits.max_requests, limits.max_in_flight_bytes)
+        # Whatever else the receiver listens to shares these bounds.
+        self.admission = Admission(limits.max_requests, limits.max_in_flight_bytes)
         self._tokens = tokens
         self._not_found_hint = not_found_hint
         self._on_close = on_close
@@ -155,11 +156,11 @@ class HttpApp:
             received=counts.accepted_events + counts.rejected.total(),
             accepted=counts.accepted_events,
             rejected={str(reason): count for reason, count in counts.rejected.items() if count},
-            received_bytes=self._admission.received_bytes,
+            received_bytes=self.admission.received_bytes,
             accepted_bytes=counts.accepted_bytes,
             requests=counts.requests,
-            in_flight_requests=self._admission.in_flight_requests,
-            in_flight_bytes=self._admission.in_flight_bytes,
+            in_flight_requests=self.admission.in_flight_requests,
+            in_flight_bytes=self.admission.in_flight_bytes,
             connections=0,
         )
 
@@ -245,7 +246,7 @@ class HttpApp:
 
     async def _handle(self, endpoint: Endpoint, request: HttpRequest, receive: Receive) -> Response:
         """Hold what the request needs of the bounds until it is answered, whatever happens."""
-        admitted = self._admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
+        admitted = self.admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
         try:
             body = await read_body(
                 receive, request.announced_bytes, request.encodings, self._limits, admitted
@@ -287,7 +288,7 @@ class HttpApp:
             # A rate is charged once, by the path that answers.
             if request.encodings or request.client.bucket is not None:
                 return None
-            admitted = self._admission.enter(len(body))
+            admitted = self.admission.enter(len(body))
         except Refused:
             return None
         if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):

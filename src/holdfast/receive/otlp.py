@@ -1,7 +1,8 @@
-"""Receives OpenTelemetry over OTLP, and answers once it is in the quiver."""
+"""Receives OpenTelemetry over OTLP, gRPC and HTTP, and answers once it is in the quiver."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from holdfast.errors import BadConfig
 from holdfast.extras import need
+from holdfast.grpc.settings import GrpcSettings
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import Tokens, TokenSettings, read_token_file
 from holdfast.receive.body import MB, BodyLimits
@@ -25,6 +27,7 @@ from holdfast.signals.otlp.kinds import OtlpKind
 
 __all__ = ["Config", "OtlpReceiver", "make", "produces"]
 
+GRPC_DEFAULT = "127.0.0.1:4317"
 HTTP_DEFAULT = "127.0.0.1:4318"
 # Headers that are never kept: secrets, what belongs to one connection or body, and our own.
 _NEVER_KEPT = re.compile(
@@ -44,9 +47,15 @@ class OtlpLimits(BodyLimits):
 class Config(Settings):
     """A receiver of traces, metrics and logs."""
 
-    http_listening_addr: AddressText = HTTP_DEFAULT
-    """Host and port for OTLP over HTTP; port 0 takes any that is free. Elsewhere than on this
-    machine's own addresses, `tokens`, `token_file` or client certificates are asked for."""
+    listening_addr: AddressText | None = None
+    """Host and port for gRPC; port 0 takes any that is free. By default 127.0.0.1:4317, unless only
+    `http_listening_addr` is given. Elsewhere than on this machine's own addresses, `tokens`,
+    `token_file` or client certificates are asked for."""
+    http_listening_addr: AddressText | None = None
+    """The same for OTLP over HTTP. By default 127.0.0.1:4318, unless only `listening_addr` is
+    given."""
+    response_stream_channel_size: int = Field(default=256, ge=1)
+    """Accepted for files that have it; OTLP's calls have no streams, and it has no effect."""
     level: Literal["memory", "written", "fsynced"] = "fsynced"
     """What success promises: the request is in memory (a crash loses it), with the operating
     system (a power cut may lose it), or on stable storage."""
@@ -68,6 +77,8 @@ class Config(Settings):
     """Bounds of requests."""
     connections: ConnectionSettings = ConnectionSettings()
     """Bounds of HTTP connections."""
+    grpc: GrpcSettings = GrpcSettings()
+    """Bounds of gRPC connections."""
 
     @field_validator("keep_headers")
     @classmethod
@@ -92,72 +103,108 @@ class Config(Settings):
     @property
     def listening(self) -> Mapping[str, str]:
         """Where it listens, by the setting that says so."""
-        return {"http_listening_addr": self.http_listening_addr}
+        named = {
+            "listening_addr": self.listening_addr,
+            "http_listening_addr": self.http_listening_addr,
+        }
+        given = {key: address for key, address in named.items() if address is not None}
+        return given or {"listening_addr": GRPC_DEFAULT, "http_listening_addr": HTTP_DEFAULT}
 
 
 class OtlpReceiver:
-    """The app on its port."""
+    """What is sent to its ports, gRPC and HTTP, within the same bounds."""
 
     def __init__(self, config: Config, context: ReceiverContext) -> None:
         need("otel")
         # Only now: what a graph names is imported to be validated, also where it is not installed.
+        from holdfast.receive.grpc_server import GrpcServer, ReceiverGate
+        from holdfast.receive.otlp_grpc import otlp_methods
         from holdfast.receive.otlp_http import otlp_app
         from holdfast.receive.otlp_intake import OtlpIntake
 
         self._config = config
         self._context = context
-        self._intake = OtlpIntake(context, AckLevel[config.level.upper()], config.keep_headers)
+        self.intake = OtlpIntake(context, AckLevel[config.level.upper()], config.keep_headers)
+        counts = RequestCounts()
+        tokens = _tokens_of(config, context)
         self.app = otlp_app(
             context,
-            self._intake,
-            RequestCounts(),
+            self.intake,
+            counts,
             limits=config.limits,
-            tokens=_tokens_of(config, context),
+            tokens=tokens,
             answers_browsers=config.cors is not None,
         )
-        self.server = HttpServer(
-            self.app
-            if config.cors is None
-            else CorsApp(self.app, config.cors, config.keep_headers),
-            config.http_listening_addr,
+        self.gate = ReceiverGate(context, counts, tokens, self.app.admission)
+        self.servers: list[HttpServer | GrpcServer] = []
+        for key, address in config.listening.items():
+            if key == "listening_addr":
+                methods = otlp_methods(self.intake, counts)
+                self.servers.append(
+                    GrpcServer(
+                        context,
+                        self.gate,
+                        methods,
+                        address,
+                        limits=config.limits,
+                        tls=config.tls,
+                        settings=config.grpc,
+                    )
+                )
+            else:
+                self.servers.append(self._http_server(address))
+
+    def _http_server(self, address: str) -> HttpServer:
+        config = self._config
+        cors = config.cors
+        return HttpServer(
+            self.app if cors is None else CorsApp(self.app, cors, config.keep_headers),
+            address,
             config.tls,
             config.connections,
             fast_path=self.app,
-            base_dir=context.base_dir,
-            reuse_port=context.reuse_port,
+            base_dir=self._context.base_dir,
+            reuse_port=self._context.reuse_port,
         )
 
     @property
     def addresses(self) -> list[str]:
-        return self.server.addresses
+        return [address for server in self.servers for address in server.addresses]
 
     async def start(self) -> None:
-        await self.server.start()
+        for server in self.servers:
+            await server.start()
 
     async def stop(self, drain_s: float) -> None:
         self.app.refuse_from_now_on()
-        await self.server.stop(drain_s)
+        self.gate.is_stopping = True
+        await asyncio.gather(*(server.stop(drain_s) for server in self.servers))
         await self.app.close()
 
     def reload(self, config: Config) -> bool:
         """Take new tokens while listening; False if anything else differs, which needs a start."""
-        tokens = {"tokens": config.tokens, "token_file": config.token_file}
-        if config != self._config.model_copy(update=tokens):
+        changes = {"tokens": config.tokens, "token_file": config.token_file}
+        if config != self._config.model_copy(update=changes):
             return False
-        self.app.use_tokens(_tokens_of(config, self._context))
+        tokens = _tokens_of(config, self._context)
+        self.app.use_tokens(tokens)
+        self.gate.tokens = tokens
         self._config = config
         return True
 
     def statistics(self) -> ReceiverStatistics:
-        """Return the app's figures, with those of connections whose requests it never saw."""
+        """Return the figures of all ports, with connections whose requests nobody saw."""
         seen = self.app.statistics()
-        unseen = self.server.counts.rejected
+        unseen = Counter[str]()
+        for server in self.servers:
+            if isinstance(server, HttpServer):
+                unseen += server.counts.rejected
         rejected = Counter(seen.rejected) + unseen
         return seen._replace(
             received=seen.received + unseen.total(),
             rejected={str(reason): count for reason, count in rejected.items()},
-            connections=self.server.connections,
-            items={kind.value: counts for kind, counts in self._intake.counts.items()},
+            connections=sum(server.connections for server in self.servers),
+            items={kind.value: counts for kind, counts in self.intake.counts.items()},
         )
 
 

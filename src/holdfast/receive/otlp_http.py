@@ -15,7 +15,7 @@ from holdfast.quiver import Receipt
 from holdfast.receive.admission import Tokens
 from holdfast.receive.body import BodyLimits
 from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts
-from holdfast.receive.otlp_intake import OtlpIntake, RequestSender
+from holdfast.receive.otlp_intake import OtlpIntake, OtlpSender
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.receive.responses import (
     JSON_TYPE,
@@ -92,7 +92,7 @@ class OtlpExport:
 
     async def handle(self, request: HttpRequest, body: bytes) -> Response:
         is_json = _is_json(request.content_type)
-        sender = RequestSender(request.client, request.headers)
+        sender = OtlpSender(request.client, request.headers)
         await self._intake.take(self._kind, body, sender, is_json=is_json)
         self._count(len(body))
         return _ACCEPTED_JSON if is_json else _ACCEPTED
@@ -100,7 +100,7 @@ class OtlpExport:
     def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
         if _is_json(request.content_type) or self._comes_from_a_browser(request):
             return False
-        sender = RequestSender(request.client, request.headers)
+        sender = OtlpSender(request.client, request.headers)
         return self._intake.offer(self._kind, body, sender, on_stored)
 
     def accepted(self, receipt: Receipt, size_bytes: int) -> Response:

@@ -28,7 +28,7 @@ from holdfast.signals.otlp.problem import NotOtlp
 FAST_BYTES = 64 * 1024
 
 
-class RequestSender(NamedTuple):
+class OtlpSender(NamedTuple):
     """Who sent a request, and with which headers."""
 
     client: TokenClient
@@ -55,9 +55,7 @@ class OtlpIntake:
         """End the child that checks large requests."""
         await self._checks.close()
 
-    async def take(
-        self, kind: OtlpKind, body: bytes, sender: RequestSender, *, is_json: bool
-    ) -> int:
+    async def take(self, kind: OtlpKind, body: bytes, sender: OtlpSender, *, is_json: bool) -> int:
         """Make a request durable, and return how many items it has.
 
         Raises `Refused` if it is not OTLP or too large, `NotAccepted` if there is no room.
@@ -84,9 +82,7 @@ class OtlpIntake:
         self.counts[kind].accepted += items
         return items
 
-    def offer(
-        self, kind: OtlpKind, body: bytes, sender: RequestSender, on_stored: OnStored
-    ) -> bool:
+    def offer(self, kind: OtlpKind, body: bytes, sender: OtlpSender, on_stored: OnStored) -> bool:
         """Take an ordinary request in protobuf and call `on_stored` later, once; else False."""
         if len(body) > FAST_BYTES or not body or sender.client.bucket is not None:
             return False
@@ -112,7 +108,7 @@ class OtlpIntake:
         except BundleTooLarge:
             return False
 
-    def _event_headers(self, sender: RequestSender) -> Mapping[str, str] | None:
+    def _event_headers(self, sender: OtlpSender) -> Mapping[str, str] | None:
         """Return what is stored beside a request: who sent it, and the headers that are kept."""
         known = sender.client.event_headers
         if not self._kept_headers:
@@ -125,7 +121,7 @@ class OtlpIntake:
         return {**(known or {}), **kept} or None
 
     async def _reject(
-        self, kind: OtlpKind, body: bytes, sender: RequestSender, error: NotOtlp
+        self, kind: OtlpKind, body: bytes, sender: OtlpSender, error: NotOtlp
     ) -> Refused:
         """Keep a request that is not OTLP as a dead letter, and return what its sender is told."""
         names = {name.decode("latin-1"): value.decode("latin-1") for name, value in sender.headers}

@@ -1,0 +1,48 @@
+"""OTLP over gRPC: one call, `Export`, for each signal."""
+
+from __future__ import annotations
+
+from holdfast.grpc.server import Method, ServerCall
+from holdfast.quiver import Receipt
+from holdfast.receive.grpc_server import client_of
+from holdfast.receive.http_app import RequestCounts
+from holdfast.receive.otlp_intake import OtlpIntake, OtlpSender
+from holdfast.signals.otlp.kinds import OtlpKind
+
+# An `Export…Response` without a partial success.
+_ALL_TAKEN = b""
+
+
+def otlp_methods(intake: OtlpIntake, counts: RequestCounts) -> dict[str, Method]:
+    """Return the methods of all signals, by their paths."""
+    return {kind.grpc_path: OtlpMethod(kind, intake, counts) for kind in OtlpKind}
+
+
+class OtlpMethod:
+    """Takes the requests of one signal."""
+
+    def __init__(self, kind: OtlpKind, intake: OtlpIntake, counts: RequestCounts) -> None:
+        self._kind = kind
+        self._intake = intake
+        self._counts = counts
+
+    async def handle(self, body: bytes, call: ServerCall) -> bytes:
+        sender = OtlpSender(client_of(call), call.headers)
+        await self._intake.take(self._kind, body, sender, is_json=False)
+        self._count(len(body))
+        return _ALL_TAKEN
+
+    def offer(self, body: bytes, call: ServerCall) -> bool:
+        def stored(outcome: Receipt | BaseException) -> None:
+            if isinstance(outcome, Receipt):
+                self._count(len(body))
+                call.answer(_ALL_TAKEN)
+            else:
+                call.fail(outcome)
+
+        sender = OtlpSender(client_of(call), call.headers)
+        return self._intake.offer(self._kind, body, sender, stored)
+
+    def _count(self, size_bytes: int) -> None:
+        self._counts.accepted_events += 1
+        self._counts.accepted_bytes += size_bytes
