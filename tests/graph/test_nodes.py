@@ -13,11 +13,12 @@ from tests.graph.files import findings
 from tests.graph.gateways import gateway_of, running, send
 from tests.graph.lineage import run_event
 from tests.node.serving import served
-from tests.patience import until_async
+from tests.patience import PATIENCE_S, until_async
 from tests.ports import free_port
 from tests.remote.certificates import make_certificates
 
 from holdfast.errors import BadInput
+from holdfast.graph import node_senders
 from holdfast.graph.model import Graph
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
@@ -154,8 +155,9 @@ def test_data_nodes_and_their_limits_change_while_the_gateway_runs(
 
 
 def test_data_nodes_come_by_a_file_and_by_dns_while_it_runs(
-    tmp_path: Path, nodes: TwoNodes
+    tmp_path: Path, nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(node_senders, "FIRST_LOOK_S", PATIENCE_S)
     (a, at_a), (b, at_b) = nodes["a"], nodes["b"]
     listed = tmp_path / "listed.yaml"
     listed.write_text("dead: 127.0.0.1:1")
@@ -177,6 +179,7 @@ def test_data_nodes_come_by_a_file_and_by_dns_while_it_runs(
                 lambda: all(one.statistics().adopted_total for one in (a, b)), "that both have it"
             )
             assert runner.handoff.membership.bound["dead"].node_id is None
+        monkeypatch.setattr(node_senders, "FIRST_LOOK_S", 0.01)
         # After a restart it is known before DNS has answered, and at whatever address it is then.
         graph = gateway_of(tmp_path, text.replace("localhost:", "no-such-host.invalid:")).graph
         async with running(Gateway(graph)) as gateway:

@@ -75,6 +75,19 @@ def test_events_reach_every_destination_by_its_way(tmp_path: Path) -> None:
         assert quiver.balance("right").pending.events == 0
 
 
+def test_a_disk_with_less_free_than_is_wanted_takes_nothing(tmp_path: Path) -> None:
+    text = GRAPH.replace("to: [left, clean]", "to: [hold]")
+    text += "  hold: {kind: processor, type: quiver, to: [left, clean], "
+    text += "config: {retention: {min_free: 1000000TB}}}\n"
+
+    async def run() -> None:
+        async with running(gateway_of(tmp_path, text)) as gateway:
+            (reason,) = await gateway.not_ready()
+            assert "hold refuses" in reason
+
+    asyncio.run(run())
+
+
 def test_a_stopped_gateway_leaves_nothing_open_and_says_so(tmp_path: Path) -> None:
     async def run() -> None:
         gateway = gateway_of(tmp_path)

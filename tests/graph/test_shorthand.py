@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from tests.graph.files import TOYS, findings, load_text
 
+from holdfast.errors import BadConfig
 from holdfast.graph import quiver_node
 from holdfast.graph.loader import load
 from holdfast.graph.paths import QuiverPlan, plan
 from holdfast.graph.printing import as_yaml, printed
 from holdfast.handoff import settings
+from holdfast.operate.cli import cli
 
 HIDDEN = """\
 data_node_list: 10.0.0.1:8816, 10.0.0.2:8816
@@ -86,3 +89,23 @@ def test_what_is_wrong_with_them_is_found_where_they_stand(
     tmp_path: Path, head: str, tail: str, expected: str
 ) -> None:
     assert any(one.startswith(expected) for one in findings(tmp_path, head + SHOWN + tail))
+
+
+def test_flags_of_up_are_checked_like_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "admin: {listen: null}\n"
+        "nodes:\n"
+        "  in: {kind: receiver, type: openlineage, config: {listen: '127.0.0.1:0'}, to: [out]}\n"
+        "  out: {kind: exporter, type: log}\n"
+    )
+
+    def up(*flags: str) -> str:
+        told = ["up", str(file), "--check", "--data-node-list", "h:1,h:2", *flags]
+        return CliRunner().invoke(cli, told, catch_exceptions=False, standalone_mode=False).output
+
+    assert "ready to run here" in up("--handoff-max-size-mb", "100")
+    with pytest.raises(BadConfig) as refused:
+        up("--handoff-max-size-mb", "100", "--handoff-store-max-size-mb", "100")
+    (found,) = refused.value.findings
+    assert "the quiver has room for 75 MB" in found.message

@@ -119,6 +119,23 @@ def test_a_data_node_of_dns_is_known_by_its_id_wherever_it_is(
     assert look() == {"own": "10.0.0.9:1", two: "[::3]:1"}
 
 
+def test_a_data_node_that_has_a_name_is_not_found_once_more_by_dns(
+    tmp_path: Path, membership: Membership
+) -> None:
+    service, node = Service(), FakeNode(UUID.format(1))
+    service.at = {"10.0.0.1": node}
+    # The same node by another way to write where it is, before anybody met it.
+    found = {"own": "host-1:1"}
+    service.at["host-1"] = node
+    service.resolve = lambda host: ["10.0.0.1"]  # type: ignore[method-assign]
+    watched = sources(tmp_path, service, nodes=found, nodes_dns="service:1")
+    assert watched.look(membership) == found
+    membership.add("own", Placement(0, ("own",)))
+    assert watched.look(membership) == found
+    membership.bind("own", node.node_id)
+    assert watched.look(membership) == found
+
+
 def test_there_are_no_more_data_nodes_than_their_bound(
     tmp_path: Path, membership: Membership
 ) -> None:

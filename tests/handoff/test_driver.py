@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -169,6 +170,34 @@ def test_appends_wake_no_thread_of_a_data_node(
         for _ in range(200):
             handoff.quiver.append_raw([b"x"])
         assert begun < 100
+
+
+def test_a_stop_that_is_to_hurry_waits_for_no_call(tmp_path: Path) -> None:
+    node, called, let_go, seam = FakeNode("node-a"), threading.Event(), threading.Event(), Seam()
+
+    def hang(verb: str, moment: str) -> None:
+        if verb == "send" and moment == "before":
+            called.set()
+            let_go.wait()
+
+    with Quiver.open(tmp_path / "quiver", QuiverConfig(control=False), seam=seam) as quiver:
+        handoff = Handoff(quiver, seam, QUICK)
+        handoff.configure(["a"])
+        driver = HandoffDriver(handoff, seam.clock, lambda name: FakeTransport(lambda: node, hang))
+        driver.refresh()
+        seal(quiver, 1)
+        assert called.wait(PATIENCE_S)
+        patient = threading.Thread(target=driver.close, args=[10 * PATIENCE_S])
+        patient.start()
+        driver.close(0.0)
+        patient.join(PATIENCE_S)
+        assert not patient.is_alive()
+        let_go.set()
+        for thread in driver._threads.values():
+            thread.join(PATIENCE_S)
+    # What it was answered after the end settles nothing: it is offered again at the next start.
+    with Quiver.open(tmp_path / "quiver", QuiverConfig(control=False), seam=seam) as quiver:
+        assert quiver.balance("node.a").pending.bundles == 1
 
 
 def test_refresh_starts_what_is_missing_once(tmp_path: Path) -> None:

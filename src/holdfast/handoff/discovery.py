@@ -133,12 +133,14 @@ class NodeSources:
         self._told.pop("dns", None)
         # Those that were forgotten since are not known any more, unless they are still listed.
         self._in_dns = {n: a for n, a in self._in_dns.items() if n in membership.bound}
+        named = {**self._in_file, **self.config.nodes}
+        # A data node that has a name already, and was not met yet, is not found once more.
+        unmet = [one for name, one in named.items() if membership.is_unmet(name)]
+        own_ids = {self._node_id_at(where) for where in unmet}
         for address in addresses[:NODES_MAX]:
             where = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-            if where in self.config.nodes.values() or where in self._in_file.values():
-                continue
-            node_id = self._node_id_at(where)
-            if node_id is None:
+            node_id = None if where in named.values() else self._node_id_at(where)
+            if node_id is None or node_id in own_ids:
                 continue
             name = membership.name_of(node_id) or f"dns-{node_id}"
             if not _DNS_NAME.fullmatch(name):

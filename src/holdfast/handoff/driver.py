@@ -29,6 +29,8 @@ from holdfast.seam.clock import Clock
 IDLE_S = 5.0
 # How often it is looked for news of the quiver: so much later than it is sealed a part may go.
 NEWS_EVERY_S = 0.05
+# How soon a stop notices that it is to hurry.
+HURRY_S = 0.1
 
 log = logging.getLogger("holdfast.handoff")
 
@@ -44,6 +46,7 @@ class HandoffDriver:
         self._news = Wakeup()
         self._watch = threading.Thread(target=self._pass_on, name="handoff-news", daemon=True)
         self._closing = threading.Event()
+        self._is_hurried = False
         # By name: how often its address changed.
         self._moves: Counter[str] = Counter()
         self._threads: dict[Worker | Prober, threading.Thread] = {}
@@ -75,15 +78,21 @@ class HandoffDriver:
         """Begin nothing any more, and wait a while for what is under way.
 
         A put cannot be cancelled. One that is still under way is answered to nobody: the part is
-        offered again at the next start, and the node says that it has it.
+        offered again at the next start, and the node says that it has it. Called again without
+        patience, it ends a wait that is under way.
         """
+        self._is_hurried |= grace_s <= 0
         self._closing.set()
         self._arrivals.notify()
         self._news.notify()
         deadline_s = self._clock.monotonic_s() + grace_s
         started = [self._watch] if self._watch.ident is not None else []
         for thread in [*self._threads.values(), *started]:
-            thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
+            while thread.is_alive() and not self._is_hurried:
+                left_s = deadline_s - self._clock.monotonic_s()
+                if left_s <= 0:
+                    break
+                thread.join(min(left_s, HURRY_S))
         self._handoff.close()
 
     def _run(self, name: str, task: Worker | Prober) -> None:

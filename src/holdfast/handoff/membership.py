@@ -74,6 +74,10 @@ class Membership:
         """Return the name that an id is bound to."""
         return next((name for name, one in self.bound.items() if one.node_id == node_id), None)
 
+    def is_unmet(self, name: str) -> bool:
+        """Whether nobody has answered under a name yet."""
+        return name not in self.bound or self.bound[name].node_id is None
+
     def refusal(self, name: str, node_id: str) -> str | None:
         """Return why whoever answers under a name gets nothing; None if it is the right one."""
         known = self.bound[name].node_id
