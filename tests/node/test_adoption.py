@@ -32,7 +32,7 @@ from holdfast.node.points import NodePoint
 from holdfast.node.replica import Incoming
 from holdfast.node.settings import DataNodeSettings
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.replica.messages import AnswerKind, PartAnswer
+from holdfast.replica.messages import AnswerKind, PartAnswer, ScrubPage
 from holdfast.replica.part import Part, PartId, Slice, slices
 from holdfast.replica.transport import OutgoingPart
 from holdfast.seam.clock import JumpingClock
@@ -409,22 +409,64 @@ def test_scenario_08_scrub_finds_damage_and_a_sound_copy_replaces_it() -> None:
     for one in parts:
         hand_over(node, one)
         hand_over(neighbour, one)
-    assert node.scrub() == []
+    assert node.scrub() == ScrubPage(4, sum(one.part.size_bytes for one in parts), ())
     folder = node._all_parts()[1].folder
     disk.overwrite(folder / parts[1].part.files[-1].name, 700, b"\x00\xff\x01")
-    (found,) = node.scrub()
-    assert str(parts[1].part.id) in found
+    (found,) = node.scrub().damaged
+    aside = folder.parents[1] / "quarantine" / f"{folder.name}.0"
+    assert (found.part, found.folder) == (parts[1].part.id, str(aside))
+    assert not disk.exists(folder)
+    assert {entry.name for entry in disk.list(aside)} == {f.name for f in parts[1].part.files}
     assert offered(node, parts) == ["have", "need", "have", "have"]
     assert node.statistics().damaged == 1
     with pytest.raises(UnknownPosition):
         node.fetch(parts[1].part.id)
+    node.close()
+    node = open_node(disk)  # it is known there, too
+    assert offered(node, parts) == ["have", "need", "have", "have"]
+    assert node.statistics().damaged == 1
     assert hand_on(neighbour, node, parts[1].part.id).kind is AnswerKind.ACK
-    assert node.scrub() == []
+    assert node.scrub().damaged == ()
+    check_exactly_once(disk, parts, parts)
+    assert node.statistics().damaged == 0
+    assert not disk.list(aside.parent), "a sound copy came in its place"
+
+
+def test_a_scrub_goes_on_behind_what_it_read() -> None:
+    disk, parts = SimulatedDisk(), some_parts()
+    others = some_parts(seed=5)
+    node = open_node(disk)
+    for one in (*parts, *others):
+        hand_over(node, one)
+    pages = [node.scrub(budget_s=0.0)]
+    while pages[-1].after is not None:
+        pages.append(node.scrub(pages[-1].after, budget_s=0.0))
+    assert [page.parts for page in pages] == [1] * 8
+    assert [page.after for page in pages[:-1]] == sorted(one.part.id for one in (*parts, *others))[
+        :-1
+    ]
+    assert node.statistics().scrubs_total == 1
+
+
+@pytest.mark.parametrize("point", [NodePoint.SCRUB_SET_ASIDE, NodePoint.SCRUB_SYNC_DIR])
+def test_damage_that_cannot_be_set_aside_is_not_served_and_replaced_all_the_same(
+    point: NodePoint,
+) -> None:
+    disk, parts = SimulatedDisk(), some_parts()
+    node = open_node(FaultyDisk(disk, [Fault(point, FaultKind.EIO)], disk.die))
+    for one in parts:
+        hand_over(node, one)
+    disk.overwrite(node._all_parts()[1].folder / parts[1].part.files[-1].name, 700, b"\xff\x01")
+    assert len(node.scrub().damaged) == 1
+    assert offered(node, parts) == ["have", "need", "have", "have"]
+    assert hand_over(node, parts[1]).kind is AnswerKind.ACK
+    assert node.scrub().damaged == ()
     check_exactly_once(disk, parts, parts)
     assert node.statistics().damaged == 0
 
 
-def test_a_part_whose_manifest_is_damaged_is_not_served_and_comes_again() -> None:
+@pytest.mark.parametrize("is_scrubbed", [False, True])
+def test_a_part_whose_manifest_is_damaged_is_not_served_and_comes_again(is_scrubbed: bool) -> None:
     disk, parts = SimulatedDisk(), some_parts()
     node = open_node(disk)
     for one in parts:
@@ -434,7 +476,12 @@ def test_a_part_whose_manifest_is_damaged_is_not_served_and_comes_again() -> Non
     disk.put(folder / "manifest", b"garbage")
     node = open_node(disk)
     assert "not served" in node.findings()[0]
+    assert node.statistics().damaged == 1
     assert offered(node, parts) == ["need", "have", "have", "have"]
+    if is_scrubbed:
+        (found,) = node.scrub().damaged
+        assert found.part == parts[0].part.id
+        assert not disk.exists(folder)
     assert hand_over(node, parts[0]).kind is AnswerKind.ACK
     check_exactly_once(disk, parts, parts)
 

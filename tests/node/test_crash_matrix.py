@@ -86,9 +86,9 @@ class Life:
         for one in node._all_parts():
             if one.folder.name == PARTS[place].folder.name:
                 disk.overwrite(one.folder / "bundles.arrow", 40, b"\xff\x00\xff")
-                assert node.scrub()
                 self.acked.discard(place)  # its bytes are gone; that is not the node's doing
                 self.damaged.add(place)
+                assert node.scrub().damaged
         self.put(node, place)
 
 
@@ -231,7 +231,8 @@ def check_survivor(disk: SimulatedDisk, life: Life) -> None:
     here = [place for place, one in enumerate(PARTS) if hand_over(node, one).kind == "have"]
     check_exactly_once(disk, PARTS, [PARTS[place] for place in here])
     assert len(part_folders(disk, QUIVER_ID)) == len(here)
-    assert node.scrub() == []
+    assert node.scrub().damaged == ()
     assert node.findings() == []
+    assert node.statistics().damaged == 0
     node.close()
     assert open_node(disk.power_loss(), seed=8).node_id == node.node_id

@@ -58,7 +58,7 @@ def test_parts_are_offered_sent_and_answered_one_by_one(tmp_path: Path) -> None:
         assert health.node_id == node.node_id
         assert health.holdings[0].stored.covers(parts[0].part.id.first_seq, 7)
         assert transport.health(known_digest=health.digest).holdings == ()
-        assert node.scrub() == []
+        assert node.scrub().damaged == ()
 
 
 def test_ranges_that_a_node_does_not_own_are_told(tmp_path: Path) -> None:

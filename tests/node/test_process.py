@@ -13,13 +13,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.node.handing_over import some_parts
+from tests.node.handing_over import hand_over, some_parts
+from tests.node.serving import connected, served
 from tests.patience import PATIENCE_S
 
-from holdfast.errors import BadConfig, DirectoryLocked
+from holdfast.errors import BadConfig, BadInput, Damaged, DirectoryLocked
 from holdfast.node.data_node import DataNode
 from holdfast.node.probe import ProbeServer
 from holdfast.node.settings import DataNodeSettings
@@ -139,3 +141,32 @@ def test_scenario_32_a_directory_that_is_served_is_refused(tmp_path: Path) -> No
     result = CliRunner().invoke(cli, ["node", "--data", str(tmp_path), "--listen", "127.0.0.1:0"])
     assert isinstance(result.exception, DirectoryLocked)
     node.close()
+
+
+def test_a_node_is_scrubbed_by_its_address_or_by_its_directory(tmp_path: Path) -> None:
+    parts = some_parts()
+
+    def scrub(target: str) -> tuple[int, dict[str, Any]]:
+        done = CliRunner().invoke(cli, ["node", "scrub", target, "--json"])
+        return done.exit_code, json.loads(done.stdout or "{}")
+
+    with served(tmp_path) as (node, location):
+        for one in parts:
+            hand_over(node, one)
+        read = {"parts": 4, "size_bytes": sum(one.part.size_bytes for one in parts)}
+        assert scrub(location) == (0, {"ok": True, **read, "damaged": []})
+        folder = Path(node._all_parts()[1].folder)
+        (folder / "bundles.arrow").write_bytes(b"garbage")
+        code, found = scrub(location)
+        assert (code, found["ok"], found["parts"]) == (Damaged.exit_code, False, 4)
+        (damaged,) = found["damaged"]
+        assert damaged["part"] == str(parts[1].part.id)
+        assert Path(damaged["folder"], "manifest").is_file()
+        done = CliRunner().invoke(cli, ["node", "scrub", str(node.root)])
+        assert isinstance(done.exception, DirectoryLocked)
+        assert "while it runs" in done.exception.hint
+        with connected(location) as transport, pytest.raises(BadInput, match="meant for"):
+            transport.scrub("another")
+    assert scrub(str(tmp_path / "node"))[1]["parts"] == 3
+    done = CliRunner().invoke(cli, ["node", "scrub", str(tmp_path)])
+    assert isinstance(done.exception, BadInput)

@@ -23,11 +23,13 @@ from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.segments import manifest
 from holdfast.replica.messages import (
     AnswerKind,
+    DamagedPart,
     HealthPage,
     Holding,
     ListedPart,
     NodeHealth,
     PartAnswer,
+    ScrubPage,
     digest,
     misdirected,
     page_of,
@@ -50,6 +52,8 @@ from holdfast.seam.randomness import random_uuid
 
 # A replica's folder is made for whoever may append; a node serves no more quivers than this.
 QUIVERS_MAX = 10_000
+# About how long one call of a scrub takes: whoever scrubs calls again and again.
+SCRUB_PAGE_S = 1.0
 
 log = logging.getLogger("holdfast.node")
 
@@ -67,6 +71,8 @@ class NodeStatistics(NamedTuple):
     # Of offers and puts, by kind.
     answers_total: dict[str, int]
     damaged: int
+    # How often a scrub came to the end of all parts.
+    scrubs_total: int
 
 
 class DataNode:
@@ -83,7 +89,7 @@ class DataNode:
         self._lock = threading.Lock()
         self._replicas: dict[str, Replica] = {}
         self._coming_bytes = 0
-        self._adopted = self._adopted_bytes = self._removed = 0
+        self._adopted = self._adopted_bytes = self._removed = self._scrubbed = 0
         self._answers = dict.fromkeys(AnswerKind, 0)
         self._known: tuple[tuple[int, ...], tuple[Holding, ...], str] | None = None
         self.boot_id = random_uuid(self._seam.randomness)
@@ -335,6 +341,7 @@ class DataNode:
                 self._removed,
                 {str(kind): count for kind, count in self._answers.items()},
                 sum(one.damaged for one in self._replicas.values()),
+                self._scrubbed,
             )
 
     # ----------------------------------------------------------------- retention
@@ -372,6 +379,30 @@ class DataNode:
     def _all_parts(self) -> list[AdoptedPart]:
         return [part for replica in self.replicas() for part in replica.parts()]
 
-    def scrub(self) -> list[str]:
-        """Read every byte of every part; return what is damaged. Such a part is needed again."""
-        return [found for replica in self.replicas() for found in replica.scrub()]
+    # --------------------------------------------------------------------- scrub
+
+    def scrub(self, after: PartId | None = None, budget_s: float = SCRUB_PAGE_S) -> ScrubPage:
+        """Read every byte of some parts, behind one, for about so long; at least of one part.
+
+        What is damaged is set aside: it is needed again, and may be offered or repaired.
+        """
+        give_up_s = self._seam.clock.monotonic_s() + budget_s
+        parts = size_bytes = 0
+        damaged: list[DamagedPart] = []
+        last: PartId | None = None
+        for replica in sorted(self.replicas(), key=lambda one: one.quiver_id):
+            if after is not None and replica.quiver_id < after.quiver_id:
+                continue
+            damaged += replica.set_aside_known()
+            for one in replica.parts():
+                found = part_id(one.summary)
+                if after is not None and found <= after:
+                    continue
+                if last is not None and self._seam.clock.monotonic_s() >= give_up_s:
+                    return ScrubPage(parts, size_bytes, tuple(damaged), last)
+                fault = replica.check(one)
+                damaged += [] if fault is None else [fault]
+                parts, size_bytes, last = parts + 1, size_bytes + one.size_bytes, found
+        with self._lock:
+            self._scrubbed += 1
+        return ScrubPage(parts, size_bytes, tuple(damaged))

@@ -5,6 +5,7 @@
     DIR/replicas/<quiver_id>/segments/…   adopted parts, as their sender had them
     DIR/replicas/<quiver_id>/seen         what it had and removed, and what is not its own
     DIR/replicas/<quiver_id>/staging/     parts that come in, or go; swept at every start
+    DIR/replicas/<quiver_id>/quarantine/  damaged parts, until a sound copy of each came
 
 Both files hold one line of JSON and its checksum, twice (as a manifest does), and are replaced as a
 whole. docs/format/replica.md describes them.
@@ -30,6 +31,7 @@ LOCK = "LOCK"
 REPLICAS_DIR = "replicas"
 SEGMENTS_DIR = "segments"
 STAGING_DIR = "staging"
+QUARANTINE_DIR = "quarantine"
 SEEN = "seen"
 SEEN_TEMPORARY = "seen.tmp"
 

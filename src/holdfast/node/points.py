@@ -23,7 +23,6 @@ class NodePoint(FaultPoint):
     STAGE_SYNC_DIR = "node.stage.sync_dir", "make the names inside the part durable"
     STAGE_REMOVE = "node.stage.remove", "remove a part that was not adopted"
 
-    ADOPT_REPLACE = "node.adopt.replace", "move a damaged part out of the way of a sound copy"
     ADOPT_RENAME = "node.adopt.rename", "give the part its name: it is adopted"
     ADOPT_SYNC_DIR = "node.adopt.sync_dir", "make that name durable: it may be acknowledged"
     ADOPT_UNDO = "node.adopt.undo", "take the name away again, because its sync failed"
@@ -37,6 +36,9 @@ class NodePoint(FaultPoint):
     REMOVE_RENAME = "node.remove.rename", "move a part that retention takes out of sight"
     REMOVE_SYNC_DIR = "node.remove.sync_dir", "make that move durable"
     REMOVE_UNLINK = "node.remove.unlink", "remove its files"
+
+    SCRUB_SET_ASIDE = "node.scrub.set_aside", "move a damaged part into quarantine"
+    SCRUB_SYNC_DIR = "node.scrub.sync_dir", "make that move durable"
 
     RECOVER_SWEEP = "node.recover.sweep", "remove what the last process left half done"
     RECOVER_SYNC_DIR = "node.recover.sync_dir", "sync names that the last process may not have"

@@ -16,6 +16,9 @@ the folder goes. Together they answer for every range, for ever: there is no win
     2. rename   the part into `staging`, and sync: no reader finds it any more
     3. unlink   its files; what is left of it is swept at the next start
 
+A part that a scrub finds damaged is moved into `quarantine`: its seqs are not here then, and it is
+needed again. It stays there, to be looked at, until a sound copy of it was adopted.
+
 `seen` also holds the ranges that the sender said are not this node's. They are answered like any
 range that was never here (owners change), and close the gaps between the others in `health`.
 """
@@ -27,6 +30,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -39,6 +43,7 @@ from holdfast.quiver.segments.manifest import Summary
 from holdfast.quiver.segments.segment import Segment
 from holdfast.replica.messages import (
     AnswerKind,
+    DamagedPart,
     Holding,
     PartAnswer,
     decode_intervals,
@@ -83,12 +88,14 @@ class Replica:
         self._disk = disk
         self._segments = folder / layout.SEGMENTS_DIR
         self._staging = folder / layout.STAGING_DIR
+        self._quarantine = folder / layout.QUARANTINE_DIR
         # For all of the following; never held during I/O.
         self._lock = threading.Lock()
         # Held while `seen` is written and parts are removed: one at a time.
         self._writing = threading.Lock()
         self._parts: dict[PartId, AdoptedPart] = {}
-        self._damaged: set[PartId] = set()
+        # What is damaged of a part, in `quarantine` or still in `segments`.
+        self._damaged: dict[PartId, list[PurePath]] = {}
         self._stored = IntervalSet()
         self._coming = IntervalSet()
         self._stagings = 0
@@ -129,6 +136,7 @@ class Replica:
         for entry in entries_of(self._disk, self._segments):
             if entry.is_dir and names.parse_segment_dir(entry.name) is not None:
                 self._open_part(self._segments / entry.name)
+        self._open_quarantine()
         # A full or failing disk must not keep what is sound from being served: later, then.
         with contextlib.suppress(OSError):
             self._remove_doomed()
@@ -144,12 +152,29 @@ class Replica:
             except OSError as error:
                 log.warning("%s cannot be removed now: %s", path, error.strerror)
 
+    def _open_quarantine(self) -> None:
+        for entry in entries_of(self._disk, self._quarantine):
+            name = names.parse_segment_dir(entry.name.rpartition(".")[0])
+            if name is not None:
+                folder = self._quarantine / entry.name
+                if self._stored.covers(name.first_seq, name.last_seq + 1):
+                    self._unlink(folder)  # the last process adopted a sound copy, and died
+                else:
+                    self._note_damaged(folder, name)
+
+    def _note_damaged(self, folder: PurePath, name: names.SegmentName) -> None:
+        part = PartId(self.quiver_id, name.first_seq, name.last_seq)
+        self._damaged.setdefault(part, []).append(folder)
+
     def _open_part(self, folder: PurePath) -> None:
         try:
             summary = read_manifest(self._disk, folder)
         except (Damaged, BadInput, UnknownFormat) as error:
             # Not served, and not counted: a sound copy of it may come.
             self._find(f"part {folder.name} is not served: {error.message}")
+            name = names.parse_segment_dir(folder.name)
+            if isinstance(error, Damaged) and name is not None:
+                self._note_damaged(folder, name)
             return
         found = part_id(summary)
         if found.quiver_id != self.quiver_id:
@@ -170,7 +195,6 @@ class Replica:
         size_bytes = part_of(self._disk, folder, summary).size_bytes
         with self._lock:
             self._parts[found] = AdoptedPart(folder, summary, size_bytes)
-            self._damaged.discard(found)
             self._stored.add(found.first_seq, found.end_seq)
             self.changes += 1
 
@@ -207,11 +231,11 @@ class Replica:
     def parts(self) -> list[AdoptedPart]:
         """Return the parts that are here, in the order of their seqs; not those in damage."""
         with self._lock:
-            return [self._parts[part] for part in sorted(self._parts) if part not in self._damaged]
+            return [self._parts[part] for part in sorted(self._parts)]
 
     @property
     def damaged(self) -> int:
-        """How many parts a scrub found damaged, and that no sound copy replaced yet."""
+        """How many parts were found damaged, and are not replaced by a sound copy yet."""
         return len(self._damaged)
 
     def segments(self) -> list[Segment]:
@@ -221,7 +245,7 @@ class Replica:
     def part(self, wanted: PartId) -> tuple[Part, PurePath]:
         """Return a part that is here, and its folder; raise `UnknownPosition` if it is not."""
         with self._lock:
-            stored = None if wanted in self._damaged else self._parts.get(wanted)
+            stored = self._parts.get(wanted)
         if stored is None:
             raise UnknownPosition(
                 f"part {wanted} is not here",
@@ -257,11 +281,13 @@ class Replica:
     def adopt(self, staged: PurePath, summary: Summary) -> None:
         """Steps 4 and 5: give a part that is verified and synced its name."""
         target = self._segments / names.segment_dir(summary.name)
-        old = self._in_the_way(part_id(summary), target)
-        for number, folder in enumerate(old):
-            # Damaged: it is swept with the staging folder, or when the sound one is there.
-            away = staged.with_name(f"{staged.name}.damaged{number}")
-            self._disk.rename(folder, away, NodePoint.ADOPT_REPLACE)
+        part = part_id(summary)
+        if self._disk.exists(target):
+            # Damaged, or it would be a part here.
+            with self._lock:
+                known = self._damaged.setdefault(part, [])
+                known += [target] if target not in known else []
+            self._set_aside(part, target)
         self._disk.rename(staged, target, NodePoint.ADOPT_RENAME)
         try:
             for folder in (self._segments, self._staging):
@@ -271,17 +297,11 @@ class Replica:
             self._disk.rename(target, staged, NodePoint.ADOPT_UNDO)
             raise
         self._add(target, summary)
-        for number in range(len(old)):
-            self._unlink(staged.with_name(f"{staged.name}.damaged{number}"))
-
-    def _in_the_way(self, part: PartId, target: PurePath) -> list[PurePath]:
-        """Return the folders of a damaged part, of which a sound copy comes now."""
-        with self._lock:
-            known = self._parts.get(part) if part in self._damaged else None
-        folders = set() if known is None else {known.folder}
-        if self._disk.exists(target):
-            folders.add(target)  # one whose manifest is damaged: it was never a part here
-        return sorted(folders)
+        with self._writing, self._lock:  # a scrub may be moving it
+            damaged = self._damaged.pop(part, [])
+        for folder in damaged:
+            if folder != target:
+                self._unlink(folder)
 
     # ------------------------------------------------------------------ removal
 
@@ -307,7 +327,6 @@ class Replica:
                 for one in going:
                     part = part_id(one.summary)
                     del self._parts[part]
-                    self._damaged.discard(part)
                     self._stored.remove(part.first_seq, part.end_seq)
             self._doomed += [one.folder for one in going]
             self._remove_doomed()
@@ -355,22 +374,67 @@ class Replica:
 
     # -------------------------------------------------------------------- scrub
 
-    def scrub(self) -> list[str]:
-        """Read every byte; return what is damaged. A damaged part is needed again."""
-        found = []
-        for stored in self.parts():
-            try:
-                verify(self._disk, stored.folder)
-            except HoldfastError as error:
-                part = part_id(stored.summary)
-                if not self._disk.exists(stored.folder):
-                    continue  # removed while we look
-                found.append(f"part {part}: {error.message} [{error.path}]")
-                with self._lock:
-                    self._damaged.add(part)
-                    self._stored.remove(part.first_seq, part.end_seq)
-                    self.changes += 1
-        return found
+    def check(self, stored: AdoptedPart) -> DamagedPart | None:
+        """Read every byte of a part. A damaged one is set aside, and is not here any more."""
+        part = part_id(stored.summary)
+        try:
+            verify(self._disk, stored.folder)
+        except (Damaged, BadInput, UnknownFormat) as error:
+            if not self._disk.exists(stored.folder):
+                return None  # removed while we looked
+            with self._lock:
+                if self._parts.pop(part, None) is None:
+                    return None
+                self._damaged.setdefault(part, []).append(stored.folder)
+                self._stored.remove(part.first_seq, part.end_seq)
+                self.changes += 1
+            log.error("part %s is damaged: %s", part, error.message)
+            return DamagedPart(part, error.message, self._try_to_set_aside(part, stored.folder))
+        return None
+
+    def set_aside_known(self) -> list[DamagedPart]:
+        """Set aside what was found damaged at the start, or could not be moved when it was."""
+        with self._lock:
+            left = [
+                (part, folder)
+                for part, folders in self._damaged.items()
+                for folder in folders
+                if folder.parent == self._segments
+            ]
+        reason = "its manifest is damaged, or it could not be moved when it was found"
+        return [
+            DamagedPart(part, reason, self._try_to_set_aside(part, folder)) for part, folder in left
+        ]
+
+    def _try_to_set_aside(self, part: PartId, folder: PurePath) -> str:
+        """Set a folder aside, if the disk lets us; return where it is now."""
+        try:
+            return str(self._set_aside(part, folder))
+        except OSError as error:
+            log.warning("%s stays where it is for now: %s", folder, error.strerror)
+            return str(folder)
+
+    def _set_aside(self, part: PartId, folder: PurePath) -> PurePath:
+        """Move a folder that is known as damaged into quarantine, under a name of its own.
+
+        One at a time; and only what is still known so: a scrub and the adoption of a sound copy
+        may find the same folder, and the second must not move what has its name by then.
+        """
+        with self._writing:
+            with self._lock:
+                if folder not in self._damaged.get(part, []):
+                    return folder
+            layout.make_folder(self._disk, self._quarantine)
+            taken = {entry.name for entry in entries_of(self._disk, self._quarantine)}
+            numbered = (f"{folder.name}.{number}" for number in count())
+            away = self._quarantine / next(name for name in numbered if name not in taken)
+            self._disk.rename(folder, away, NodePoint.SCRUB_SET_ASIDE)
+            with self._lock:
+                known = self._damaged[part]
+                known[known.index(folder)] = away
+            for one in (self._quarantine, self._segments):
+                self._disk.sync_dir(one, NodePoint.SCRUB_SYNC_DIR)
+            return away
 
 
 class Incoming:

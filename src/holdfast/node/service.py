@@ -78,6 +78,7 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
             "quivers": ("read", self._quivers),
             "reader": ("read", lambda _: {"location": self._reader()}),
             "segments": ("read", self._segments),
+            "scrub": ("append", self._scrub),
         }
         where = location(*split_address(settings.listen), encrypted=secrets.certificate is not None)
         super().__init__(where, middleware={GATE: gate}, **secrets.tls)
@@ -170,6 +171,12 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
         ranges = decode_intervals(fields.values.get("ranges"))
         listed = self._node.listed(fields.text("quiver_id"), ranges)
         return {"parts": [one.to_fields() for one in islice(listed, PARTS_LISTED_MAX)]}
+
+    def _scrub(self, fields: Fields) -> dict[str, Any]:
+        require_meant(self._node.node_id, fields.text("node_id"))
+        after = fields.values.get("after")
+        page = self._node.scrub(None if after is None else decode_part_id(after))
+        return page.to_fields()
 
     def _quivers(self, fields: Fields) -> dict[str, Any]:
         """List the replicas as a server of quivers does; each is called by its id."""

@@ -41,7 +41,7 @@ _PORT = 8816
 
 # What a node that takes parts and is told what it does not own reaches again and again. The others
 # need retention, a failing disk, or the first start: the crash matrix of the tests has them all.
-_NOT_UNDER_LOAD = (NodePoint.STAGE_REMOVE, NodePoint.ADOPT_REPLACE, NodePoint.ADOPT_UNDO)
+_NOT_UNDER_LOAD = (NodePoint.STAGE_REMOVE, NodePoint.ADOPT_UNDO)
 NODE_SITES = (
     NodePoint.RECOVER_SYNC_DIR,
     *(

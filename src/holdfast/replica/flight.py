@@ -1,7 +1,7 @@
 """The way to a data node over Arrow Flight, and the form of a part's bytes on the wire.
 
     offer, health, not_owned,
-    parts                       actions, with JSON in and out
+    parts, scrub                actions, with JSON in and out
     put                         DoPut: the parts in the descriptor, then their slices, a row each;
                                 an answer for each part comes back as soon as it is settled
     fetch                       DoGet: the part in the schema's metadata, then its slices
@@ -29,6 +29,7 @@ from holdfast.replica.messages import (
     ListedPart,
     NodeHealth,
     PartAnswer,
+    ScrubPage,
     decode_part,
     documents,
     interval_fields,
@@ -154,6 +155,13 @@ class FlightTransport:
             if any(one.part.id.quiver_id != quiver_id for one in found):
                 raise BadInput("the answer is about another quiver", hint="is it a data node?")
         return found
+
+    def scrub(self, node_id: str, after: PartId | None = None) -> ScrubPage:
+        """Have the node read every byte of some parts, behind one; it takes about a second."""
+        behind = None if after is None else list(after)
+        answer = self._act("scrub", node_id=node_id, after=behind)
+        with _reading_answer():
+            return ScrubPage.from_fields(answer)
 
     def fetch(self, node_id: str, part_id: PartId) -> FetchedPart:
         """Return the bytes of a part that the node has; raise `UnknownPosition` if it has not."""

@@ -5,6 +5,7 @@
     not owned  "these ranges are none of yours": closes the node's intervals
     health     who the node is, whether it takes parts, and which seqs it has and had
     parts      which parts it has of some ranges, and their checksums
+    scrub      read every byte of some parts: what is damaged
 
 docs/format/replica.md lists every field. A field that is unknown is passed over.
 """
@@ -201,6 +202,57 @@ class ListedPart:
     def from_fields(cls, fields: Fields) -> ListedPart:
         """Return what `to_fields` gave."""
         return cls(decode_part(fields), fields.text("checksum"))
+
+
+@dataclass(frozen=True)
+class DamagedPart:
+    """A part in which a scrub found damage."""
+
+    part: PartId
+    reason: str
+    # Where it is now, on the node's machine.
+    folder: str
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {"part": list(self.part), "reason": self.reason, "folder": self.folder}
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> DamagedPart:
+        """Return what `to_fields` gave."""
+        part = decode_part_id(fields.values.get("part"))
+        return cls(part, fields.text("reason"), fields.text("folder"))
+
+
+@dataclass(frozen=True)
+class ScrubPage:
+    """What a scrub read in one call, and where the next one goes on."""
+
+    parts: int
+    size_bytes: int
+    damaged: tuple[DamagedPart, ...]
+    # The last part that was read; None: all are.
+    after: PartId | None = None
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return {
+            "parts": self.parts,
+            "size_bytes": self.size_bytes,
+            "damaged": [one.to_fields() for one in self.damaged],
+            "after": None if self.after is None else list(self.after),
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Fields) -> ScrubPage:
+        """Return what `to_fields` gave."""
+        after = fields.values.get("after")
+        return cls(
+            fields.whole("parts"),
+            fields.whole("size_bytes"),
+            tuple(DamagedPart.from_fields(one) for one in documents(fields, "damaged")),
+            None if after is None else decode_part_id(after),
+        )
 
 
 def documents(fields: Fields, name: str) -> Iterator[Fields]:

@@ -11,6 +11,7 @@ EXAMPLES = {
     "demo": "demo",
     "up": "up gateway.yaml",
     "node": "node --data ./node-a --listen 127.0.0.1:8816",
+    "node scrub": "node scrub grpc://127.0.0.1:8816",
     "validate": "validate gateway.yaml",
     "print-config": "print-config gateway.yaml",
     "config schema": "config schema > graph-file.schema.json",
