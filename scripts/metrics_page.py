@@ -15,6 +15,7 @@ from typing import Any
 from holdfast.operate.gateway_metrics import GATEWAY_METRICS, PIPELINE_METRICS
 from holdfast.operate.handoff_metrics import HANDOFF_METRICS
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
+from holdfast.operate.node_metrics import NODE_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
@@ -49,6 +50,13 @@ its statsd server; `holdfast dataflow run --metrics HOST:PORT` serves the same n
 at 0 with each run of a pipeline.
 
 PIPELINE_TABLES
+
+# Data nodes
+
+`holdfast node --http HOST:PORT` serves these at `/metrics` of that address. Counters begin at 0
+when the node is started.
+
+NODE_TABLE
 
 # Quivers
 
@@ -90,6 +98,7 @@ def page() -> str:
     head = HEAD.replace("GATEWAY_TABLES\n", _sections(GATEWAY_METRICS))
     head = head.replace("HANDOFF_TABLES\n", _sections(HANDOFF_METRICS))
     head = head.replace("PIPELINE_TABLES\n", _sections(PIPELINE_METRICS))
+    head = head.replace("\nNODE_TABLE\n", _section("data node", NODE_METRICS))
     return head + _sections(METRICS)
 
 

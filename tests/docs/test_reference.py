@@ -26,6 +26,7 @@ from holdfast.deliver.exporters.classify import failure_of_status
 from holdfast.deliver.exporters.dialects import PRESETS
 from holdfast.operate.gateway_metrics import ALL_METRICS
 from holdfast.operate.metrics import prometheus_name
+from holdfast.operate.node_metrics import NODE_METRICS
 from holdfast.processors import filter as filter_module
 from holdfast.processors import match, redact, rename, route, trim
 from holdfast.quiver import EventTimeStatement, Receipt
@@ -55,7 +56,8 @@ def of_config(page: str) -> Claims:
 def of_metrics(page: str) -> Claims:
     yield "run: python scripts/metrics_page.py", page, metrics_page.page()
     names = re.findall(r"^\| `(\w+)", page, re.MULTILINE)
-    yield "names", set(names), {prometheus_name(metric.name) for metric in ALL_METRICS}
+    known = (*ALL_METRICS, *NODE_METRICS)
+    yield "names", set(names), {prometheus_name(metric.name) for metric in known}
 
 
 def of_processors(page: str) -> Claims:

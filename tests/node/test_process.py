@@ -103,11 +103,11 @@ def get(port: int, path: str) -> tuple[int, dict[str, object]]:
 def test_probes_say_whether_it_lives_and_whether_it_takes_parts(tmp_path: Path) -> None:
     node = DataNode(tmp_path / "a", DataNodeSettings(min_free=0))
     full = DataNode(tmp_path / "b", DataNodeSettings(min_free=1 << 60))
-    with ProbeServer(node, "127.0.0.1:0") as probes:
+    with ProbeServer(node, "127.0.0.1:0", str) as probes:
         assert get(probes.port, "/healthz") == (200, {"status": "ok", "node_id": node.node_id})
         assert get(probes.port, "/readyz") == (200, {"ready": True, "reasons": []})
         assert get(probes.port, "/other")[0] == 404
-    with ProbeServer(full, "127.0.0.1:0") as probes:
+    with ProbeServer(full, "127.0.0.1:0", str) as probes:
         status, answer = get(probes.port, "/readyz")
         assert status == 503
         assert "min_free" in str(answer["reasons"])
@@ -147,8 +147,10 @@ def test_a_node_is_scrubbed_by_its_address_or_by_its_directory(tmp_path: Path) -
     parts = some_parts()
 
     def scrub(target: str) -> tuple[int, dict[str, Any]]:
-        done = CliRunner().invoke(cli, ["node", "scrub", target, "--json"])
-        return done.exit_code, json.loads(done.stdout or "{}")
+        command = ["node", "scrub", target, "--json"]
+        done = CliRunner().invoke(cli, command, standalone_mode=False)
+        assert done.exception is None
+        return done.return_value, json.loads(done.stdout)
 
     with served(tmp_path) as (node, location):
         for one in parts:
@@ -165,7 +167,7 @@ def test_a_node_is_scrubbed_by_its_address_or_by_its_directory(tmp_path: Path) -
         done = CliRunner().invoke(cli, ["node", "scrub", str(node.root)])
         assert isinstance(done.exception, DirectoryLocked)
         assert "while it runs" in done.exception.hint
-        with connected(location) as transport, pytest.raises(BadInput, match="meant for"):
+        with connected(location) as transport, pytest.raises(BadInput, match="another was meant"):
             transport.scrub("another")
     assert scrub(str(tmp_path / "node"))[1]["parts"] == 3
     done = CliRunner().invoke(cli, ["node", "scrub", str(tmp_path)])

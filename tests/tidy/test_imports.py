@@ -57,7 +57,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "operate": (
         {"logs", "metrics", "sd_notify"},
-        {"handoff_metrics"},
+        {"handoff_metrics", "node_metrics"},
         {"gateway_metrics"},
         {"driver_main", "monitoring"},
         {"up"},

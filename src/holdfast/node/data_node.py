@@ -61,6 +61,10 @@ log = logging.getLogger("holdfast.node")
 class NodeStatistics(NamedTuple):
     """A moment's picture of a data node. Totals count since it was opened."""
 
+    node_id: str
+    version: str
+    is_writable: bool
+    min_free_bytes: int
     quivers: int
     parts: int
     size_bytes: int
@@ -332,6 +336,10 @@ class DataNode:
         parts = self._all_parts()
         with self._lock:
             return NodeStatistics(
+                self.node_id,
+                __version__,
+                not self.refusal(),
+                self.settings.min_free,
                 len(self._replicas),
                 len(parts),
                 sum(one.size_bytes for one in parts),

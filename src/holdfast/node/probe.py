@@ -1,13 +1,15 @@
-"""`/healthz` and `/readyz` of a data node over HTTP, for orchestrators that cannot ask by Flight.
+"""What a data node answers over HTTP: probes, for orchestrators without Flight, and its figures.
 
 /healthz    200 while the process answers at all: restart it if it does not
 /readyz     200 while senders should be sent here; 503 with the reason while it takes nothing
+/metrics    its figures, as Prometheus' text
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
@@ -18,22 +20,26 @@ from holdfast.remote.settings import split_address
 
 # A client that connects and says nothing is let go of.
 _TIMEOUT_S = 10.0
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ProbeServer:
     """Answers probes until it is stopped."""
 
-    def __init__(self, node: DataNode, listen: str) -> None:
-        """Listen, and do not answer yet."""
+    def __init__(self, node: DataNode, listen: str, metrics: Callable[[], str]) -> None:
+        """Listen, and do not answer yet; `metrics` returns the figures."""
 
         class ProbeAnswers(BaseHTTPRequestHandler):
             timeout = _TIMEOUT_S
 
             def do_GET(self) -> None:
-                status, answer = _answer(node, self.path)
-                body = json.dumps(answer).encode()
+                if self.path == "/metrics":
+                    status, kind, body = HTTPStatus.OK, METRICS_TYPE, metrics().encode()
+                else:
+                    status, answer = _answer(node, self.path)
+                    kind, body = "application/json", json.dumps(answer).encode()
                 self.send_response(status)
-                self.send_header("content-type", "application/json")
+                self.send_header("content-type", kind)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -74,5 +80,5 @@ def _answer(node: DataNode, path: str) -> tuple[HTTPStatus, dict[str, object]]:
         reason = node.refusal()
         status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
         return status, {"ready": not reason, "reasons": [reason] if reason else []}
-    known = ["/healthz", "/readyz"]
+    known = ["/healthz", "/readyz", "/metrics"]
     return HTTPStatus.NOT_FOUND, {"error": "there is nothing here", "known": known}

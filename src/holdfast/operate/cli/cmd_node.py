@@ -24,6 +24,7 @@ from holdfast.node.settings import DataNodeSettings
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import counted, json_option, print_json, print_table, size
 from holdfast.operate.cli.base.work import progress, wait_for_signal
+from holdfast.operate.node_metrics import render_node
 from holdfast.remote import ClientSettings
 from holdfast.remote.server import secrets_of
 from holdfast.replica.flight import FlightTransport
@@ -46,7 +47,7 @@ CALL_S = 600.0
     "--listen", default="127.0.0.1:8816", show_default=True, help="Where senders and readers call."
 )
 @click.option("--advertise-host", help="The host that readers are sent to; default: --listen's.")
-@click.option("--http", help="Answer /healthz and /readyz at this address.")
+@click.option("--http", help="Answer /healthz, /readyz and /metrics at this address.")
 @click.option("--max-age", help="Remove parts whose newest event came longer ago, such as 30d.")
 @click.option("--max-size", help="Remove the oldest parts beyond this size, such as 500GB.")
 @click.option("--min-free", help="Take nothing while the disk has less free than this.")
@@ -82,7 +83,8 @@ def command(
         node = DataNode(directory.absolute(), settings)
         held.callback(node.close)
         if http is not None:
-            held.enter_context(ProbeServer(node, http))
+            figures = functools.partial(_figures, node)
+            held.enter_context(ProbeServer(node, http, figures))
         server = NodeServer(node, secrets)
         form = "%(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
@@ -91,6 +93,10 @@ def command(
         held.enter_context(server)
         click.echo(f"data node {node.node_id} listens on {server.location}")
         wait_for_signal(stop)
+
+
+def _figures(node: DataNode) -> str:
+    return render_node(node.statistics())
 
 
 @command.command("scrub")
