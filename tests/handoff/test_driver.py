@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from tests.node.serving import served
 from tests.patience import PATIENCE_S, until
 
-from holdfast.errors import OwnerGone
+from holdfast.errors import BadInput, OwnerGone
 from holdfast.handoff import driver as driver_module
 from holdfast.handoff.driver import HandoffDriver
 from holdfast.handoff.fake import FakeNode, FakeTransport
@@ -170,6 +171,33 @@ def test_appends_wake_no_thread_of_a_data_node(
         for _ in range(200):
             handoff.quiver.append_raw([b"x"])
         assert begun < 100
+
+
+def test_a_node_that_nobody_can_connect_to_holds_back_only_what_it_owns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "IDLE_S", 0.05)
+    node, seam = FakeNode("node-a"), Seam()
+
+    def connect(name: str) -> Transport:
+        if name == "b":
+            raise BadInput("nobody knows where it is", hint="")
+        return FakeTransport(lambda: node)
+
+    with Quiver.open(tmp_path / "quiver", QuiverConfig(control=False), seam=seam) as quiver:
+        handoff = Handoff(quiver, seam, replace(QUICK, replicas=1, block_seqs=1))
+        handoff.configure(["a", "b"])
+        driver = HandoffDriver(handoff, seam.clock, connect)
+        driver.refresh()
+        seal(quiver, 6)
+        owned = [
+            seq
+            for seq in range(6)
+            if "b" in handoff.membership.owners.owners(quiver.quiver_id, seq, seq + 1)
+        ]
+        until(lambda: quiver.waiting("node.b") == owned, "that the rest is resolved for it")
+        assert "nobody knows where it is" in str(handoff.monitor.last_error("b"))
+        driver.close(PATIENCE_S)
 
 
 def test_a_stop_that_is_to_hurry_waits_for_no_call(tmp_path: Path) -> None:

@@ -102,9 +102,8 @@ class HandoffDriver:
                 try:
                     transport = self._connect(name)
                 except HoldfastError as error:
-                    # A file of ours is missing, or its address is gone: that may be mended.
-                    with self._handoff.lock:
-                        self._handoff.monitor.missed(name, str(error))
+                    # A file of ours is missing, or nobody knows its address: that may be mended.
+                    self._turn_in_vain(task, error)
                     self._closing.wait(IDLE_S)
                     continue
                 with contextlib.closing(transport):
@@ -115,6 +114,13 @@ class HandoffDriver:
 
     def _is_over(self, task: Worker | Prober) -> bool:
         return self._closing.is_set() or task.is_over
+
+    def _turn_in_vain(self, task: Worker | Prober, error: HoldfastError) -> None:
+        """Let a task fail that has no connection; what its node does not own is still resolved."""
+        with self._handoff.lock:
+            call = task.begin()
+            if call is not None:
+                task.end(call, error)  # type: ignore[arg-type]
 
     def _turn(self, task: Worker | Prober, transport: Transport) -> None:
         """Make one call, or wait until there is one to make."""
