@@ -56,6 +56,9 @@ class Calm(Simulation):
     def has(self, name: str) -> set[PartId]:
         return set(self.at[name].history)
 
+    def has_at(self, name: str, part: PartId) -> int:
+        return [one.part.id for one in self.at[name].adopted].index(part)
+
 
 @pytest.fixture
 def sims() -> Iterator[list[Calm]]:

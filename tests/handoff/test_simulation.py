@@ -6,6 +6,7 @@ import os
 import random
 
 import pytest
+from tests.handoff.comparing import check_gaps
 from tests.handoff.simulation import Network, Simulation
 
 # Every one of them is a history of a minute of virtual time or more.
@@ -114,6 +115,7 @@ def history(seed: int) -> Simulation:
         sim.handoff.configure(sim.names)
         sim.settle()
         assert sim.problems() == []
+        check_gaps(sim)
     except Exception as error:
         error.add_note(f"seed {seed}\n" + "\n".join(sim.log[-80:]))
         raise

@@ -29,6 +29,7 @@ from holdfast.handoff.prober import Prober
 from holdfast.handoff.scheduler import Scheduler, SchedulerSettings
 from holdfast.handoff.syncpoint import SyncPoint, SyncPointReached, create, look
 from holdfast.handoff.worker import Worker, WorkerSettings
+from holdfast.quiver.base.identity import identity_or_none
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.subscriber import Outcome, SubscriberOptions
 from holdfast.quiver.quiver import Quiver
@@ -66,6 +67,9 @@ class Handoff:
         self.probers: dict[str, Prober] = {}
         self._seam = seam
         self._configured: frozenset[str] = frozenset()
+        identity = identity_or_none(seam.disk, quiver.directory)
+        # What parts of this quiver are called by: its own id, and those from before a restore.
+        self.quiver_ids = (quiver.quiver_id, *(() if identity is None else identity.former_ids))
         quiver.tell_copied(self.is_copied)
 
     # --------------------------------------------------------------- membership
@@ -234,7 +238,21 @@ class Handoff:
     def reached(self, point: SyncPoint) -> SyncPointReached:
         """Return how far the nodes are with a sync point."""
         with self.lock:
-            return look(self.quiver, point)
+            return look(self.quiver, point, self.seen)
+
+    def seen(self, name: str) -> IntervalSet:
+        """Return which seqs a node said, last, that it has or had; none if it was not met.
+
+        What the ledger lost to it may be there: the node took it, and its answer was lost, or
+        somebody repaired it. Nothing more than a statement is needed to know that. Takes no lock.
+        """
+        prober = self.probers.get(name)
+        found = IntervalSet()
+        if prober is not None and prober.is_bound:
+            for quiver_id in self.quiver_ids:
+                if (holding := prober.holdings.get(quiver_id)) is not None:
+                    found = found.union(holding.seen)
+        return found
 
     def is_copied(self, subscriber: str, quiver_id: str, first_seq: int, end_seq: int) -> bool:
         """Whether another owner than this subscriber's node still holds a range.

@@ -8,7 +8,8 @@ from holdfast.handoff.membership import subscriber_of
 from holdfast.handoff.monitor import NodeState
 from holdfast.handoff.sender import Handoff
 from holdfast.handoff.worker import HeldPart
-from holdfast.quiver.ledger.subscriber import LOSSES
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.ledger.subscriber import LOSSES, Subscriber
 from holdfast.quiver.read.parts import waiting_segments
 
 
@@ -31,7 +32,7 @@ class BacklogStatistics:
     max_bytes: int | None
     # Events that it will never get from here, ever, by what became of them.
     lost_events: dict[str, int]
-    # Seqs that it will never get from here: first, end, and how.
+    # Seqs that it will never get from here, and has not by its last statement: first, end, and how.
     gaps: tuple[tuple[int, int, str], ...]
     sent_parts: int
     sent_bytes: int
@@ -83,11 +84,7 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
             for one in sorted(LOSSES)
             if one in subscriber.counts
         },
-        gaps=tuple(
-            (first, end, outcome.name.lower())
-            for first, end, outcome in subscriber.losses
-            if outcome in LOSSES
-        ),
+        gaps=_gaps(subscriber, handoff.seen(name)),
         sent_parts=0 if counters is None else counters.sent_parts,
         sent_bytes=0 if counters is None else counters.sent_bytes,
         answers={} if counters is None else {str(k): n for k, n in counters.answers.items()},
@@ -96,4 +93,12 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
         state_changes=handoff.monitor.changes(name),
         rate_bytes_s=None if worker is None or worker.is_over else handoff.scheduler.rate(name),
         problem=problem,
+    )
+
+
+def _gaps(subscriber: Subscriber, seen: IntervalSet) -> tuple[tuple[int, int, str], ...]:
+    return tuple(
+        (*hole, outcome.name.lower())
+        for first, end, outcome in subscriber.losses
+        for hole in seen.holes(first, end)
     )

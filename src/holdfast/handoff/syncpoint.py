@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ class SyncPointReached:
 
     # By node: seqs before the point that still wait for it.
     waiting: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    # By node: seqs before the point that it will never get: dropped, expired or damaged.
+    # By node: seqs before the point that it lost (dropped, expired, damaged) and has not.
     lost: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     # Nodes that were forgotten since.
     forgotten: tuple[str, ...] = ()
@@ -69,8 +70,8 @@ def create(quiver: Quiver, nodes: tuple[str, ...]) -> SyncPoint:
     return SyncPoint(quiver.quiver_id, quiver.end_seq, nodes)
 
 
-def look(quiver: Quiver, point: SyncPoint) -> SyncPointReached:
-    """Return how far the nodes are."""
+def look(quiver: Quiver, point: SyncPoint, seen: Callable[[str], IntervalSet]) -> SyncPointReached:
+    """Return how far the nodes are; `seen` says what a node has, whatever the ledger lost to it."""
     if point.quiver_id != quiver.quiver_id:
         raise WrongQuiver(
             f"the sync point is of quiver {point.quiver_id}, this is {quiver.quiver_id}",
@@ -91,7 +92,7 @@ def look(quiver: Quiver, point: SyncPoint) -> SyncPointReached:
             (first, min(end, point.end_seq))
             for first, end, _ in subscriber.losses
             if first < point.end_seq
-        )
+        ).without(seen(name))
         if losses:
             lost[name] = list(losses)
     return SyncPointReached(waiting, lost, tuple(forgotten))

@@ -41,6 +41,8 @@ from holdfast.replica.part import PartId, part_id, part_of
 from holdfast.replica.transport import OutgoingPart
 from holdfast.seam import Seam
 
+# Why a part is held that cannot be sent because of this machine's disk.
+DAMAGED = "damaged"
 # What BUSY means when the node does not say for how long.
 BUSY_S = 1.0
 
@@ -279,7 +281,7 @@ class Worker:
             part = part_of(disk, segment.path, segment.summary)
         except OSError as error:
             if segment in self.reader.waiting():  # or it was removed meanwhile
-                self._hold(identity, "damaged", f"a file cannot be found: {error}")
+                self._hold(identity, DAMAGED, f"a file cannot be found: {error}")
             return None
         if part.segment_version not in self._segment_versions:
             known = ", ".join(map(str, self._segment_versions))
@@ -322,7 +324,7 @@ class Worker:
         for one in call.parts:
             identity = one.part.id
             if identity in reply.damaged:
-                self._hold(identity, "damaged", reply.damaged[identity])
+                self._hold(identity, DAMAGED, reply.damaged[identity])
             answer = reply.answers.get(identity)
             if answer is None:
                 is_clean &= identity in reply.gone or identity in reply.damaged
@@ -498,6 +500,16 @@ class Worker:
         self._node_id, self.refusal = "", "it was not met since it was rebound"
         self._needed = []
 
+    def waits_for(self, part: PartId) -> tuple[str, str]:
+        """Return how a part waits, and why: held, sending, delayed after a failure, or waiting."""
+        if (held := self.held.get(part)) is not None:
+            return "held", f"{held.kind}: {held.reason}"
+        if self._is_calling and part in self._in_call:
+            return "sending", ""
+        if (failing := self._failing.get(part)) is not None:
+            return "delayed", f"{failing.failures} failed, the last: {failing.reason}"
+        return "waiting", self.refusal or ""
+
     def release(self, part: PartId | None = None, *, kind: str | None = None) -> int:
         """Offer held parts again: one, those held for one reason, or all; return how many."""
         released = [
@@ -515,13 +527,13 @@ class Worker:
         for failing in self._failing.values():
             failing.next_s = -math.inf
 
-    def discard(self, part: PartId) -> bool:
+    def discard(self, part: PartId, reason: str = "discarded") -> bool:
         """Give a part up for this node; return whether it still waited."""
         self.held.pop(part, None)
         self._failing.pop(part, None)
         for segment in self.reader.waiting():
             if part_id(segment.summary) == part:
-                return self.reader.resolve(segment, Outcome.DROPPED, "discarded")
+                return self.reader.resolve(segment, Outcome.DROPPED, reason)
         return False
 
     def stop(self) -> None:

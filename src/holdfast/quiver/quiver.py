@@ -10,6 +10,7 @@ many threads; the `_async` twins from any event loop.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
 import threading
@@ -388,6 +389,11 @@ class Quiver:
     def subscriber(self, name: str) -> Subscriber:
         """Return what the ledger knows of a subscriber; it changes with every outcome."""
         return self._engine.ledger.subscriber(name)
+
+    def snapshot(self, name: str) -> Subscriber:
+        """Return a copy of what the ledger knows of a subscriber at this moment."""
+        with self._engine.ledger.lock:
+            return copy.deepcopy(self._engine.ledger.subscriber(name))
 
     def balance(self, name: str) -> Balance:
         """Return a subscriber's account: accepted = outcomes + pending, counted independently."""
