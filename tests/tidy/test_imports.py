@@ -70,7 +70,15 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         # A command knows no other command; what they share is in `base`.
         {
             *("cmd_bench", "cmd_config", "cmd_demo", "cmd_destination", "cmd_doctor"),
-            *("cmd_explain", "cmd_gc", "cmd_lineage", "cmd_node", "cmd_prove", "cmd_store"),
+            *(
+                "cmd_explain",
+                "cmd_gc",
+                "cmd_handoff",
+                "cmd_lineage",
+                "cmd_node",
+                "cmd_prove",
+                "cmd_store",
+            ),
             "cmd_up",
             *("dataflow", "dlq", "files", "quiver"),
         },

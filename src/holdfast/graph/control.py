@@ -1,7 +1,8 @@
 """What tools may ask of a running gateway, over a control socket in its data directory.
 
 The socket is the quivers' own (quiver/engine/control.py): one line of JSON asks, one answers. It
-serves from a thread; everything here is handed to the event loop that owns the gateway.
+serves from a thread; everything here is handed to the event loop that owns the gateway, but for the
+senders to data nodes, which have threads and locks of their own.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from holdfast.deliver.statistics import DestinationStatistics
 from holdfast.errors import BadInput, Overloaded
 from holdfast.graph.runtime import Gateway
 from holdfast.graph.serving import ACCESS_VERB
+from holdfast.handoff.control import VERB as HANDOFF_VERB
+from holdfast.handoff.control import HandoffVerbs
 from holdfast.quiver import Position
 from holdfast.quiver.engine.control import Verb, Verbs
+from holdfast.seam import Seam
 
 # How long a verb may take before its caller is asked to try again; a replay takes its turns.
 ANSWER_S = 10.0
@@ -46,6 +50,9 @@ def gateway_verbs(gateway: Gateway, loop: asyncio.AbstractEventLoop) -> Verbs:
         "tap": on_loop(loop, verbs.tap),
         ACCESS_VERB: on_loop(loop, verbs.access),
         REPLAY_VERB: on_loop(loop, gateway.replay_dead_letters, REPLAY_ANSWER_S),
+        HANDOFF_VERB: HandoffVerbs(
+            lambda: [one for runners in gateway.handoffs.values() for one in runners], Seam()
+        ),
     }
 
 

@@ -29,6 +29,8 @@ from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
 from holdfast.graph.loader import Loaded
 from holdfast.graph.serving import ACCESS_VERB
+from holdfast.handoff.control import ANSWER_S as HANDOFF_ANSWER_S
+from holdfast.handoff.control import VERB as HANDOFF_VERB
 from holdfast.operate.gateway_metrics import driver_records
 from holdfast.operate.metrics import Sample
 from holdfast.operate.monitoring import end, observed
@@ -113,6 +115,7 @@ class Workers:
             "tap": self._tap,
             ACCESS_VERB: self._access,
             REPLAY_VERB: lambda request: self._to_one(REPLAY_VERB, request, REPLAY_ANSWER_S),
+            HANDOFF_VERB: self._handoff,
         }
 
     def access(self) -> Access | None:
@@ -162,14 +165,35 @@ class Workers:
             "next": {number: one["next"] for number, one in answers.items()},
         }
 
+    def _handoff(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the records of one worker's senders, or of all; a rate is divided among them."""
+        fields = _fields(request)
+        count = len(self._directories)
+        workers = [self._chosen(fields.pop("worker"))] if "worker" in fields else range(count)
+        if fields.get("action") == "rate" and isinstance(fields.get("bytes_s"), int | float):
+            fields["bytes_s"] /= count
+        answers = {
+            number: self.ask_one(number, HANDOFF_VERB, timeout_s=HANDOFF_ANSWER_S, **fields)
+            for number in workers
+        }
+        return {
+            "records": [
+                {"worker": n, **record} for n, one in answers.items() for record in one["records"]
+            ],
+            "left_out": sum(one["left_out"] for one in answers.values()),
+        }
+
     def _to_one(self, verb: str, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Ask the worker that `worker` names: its events and dead letters are nowhere else."""
         fields = _fields(request)
-        worker = fields.pop("worker", 0)
+        worker = self._chosen(fields.pop("worker", 0))
+        return self.ask_one(worker, verb, timeout_s=timeout_s, **fields)
+
+    def _chosen(self, worker: object) -> int:
         if not isinstance(worker, int) or not 0 <= worker < len(self._directories):
             hint = f"use 0 to {len(self._directories) - 1}"
             raise BadInput(f"there is no worker {worker!r}"[:200], hint=hint)
-        return self.ask_one(worker, verb, timeout_s=timeout_s, **fields)
+        return worker
 
 
 def _fields(request: dict[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ COMMANDS = {
     "processors": ("cmd_config:processors_group", "Try the processors of a graph file on events."),
     "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
     "tap": ("cmd_destination:tap_command", "Look at events on their way to a destination, live."),
+    "handoff": ("cmd_handoff", "Look at what waits for data nodes and what they lack; repair it."),
     "quiver": ("quiver", "Look into a data directory, check it, change it, copy it."),
     "explain": ("cmd_explain", "Say what became of a bundle or a run, from receipt to outcome."),
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
