@@ -43,8 +43,8 @@ ANSWER_S = 120.0
 RECORDS_MAX = 10_000
 
 Request: TypeAlias = dict[str, Any]
-Record: TypeAlias = dict[str, Any]
-OperatorAction: TypeAlias = Callable[[RunningSender, Request], Iterable[Record]]
+HandoffRecord: TypeAlias = dict[str, Any]
+OperatorAction: TypeAlias = Callable[[RunningSender, Request], Iterable[HandoffRecord]]
 
 
 class HandoffVerbs:
@@ -100,7 +100,7 @@ class HandoffVerbs:
 
     # ------------------------------------------------------------------- looking
 
-    def _status(self, sender: RunningSender, request: Request) -> Iterator[Record]:
+    def _status(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         handoff, wanted = sender.handoff, _text_or_none(request, "node")
         for one in backlog_statistics(handoff, self._seam.clock.wall_ns()):
             if wanted in (None, one.name):
@@ -108,7 +108,7 @@ class HandoffVerbs:
                 rates = {"total_rate_bytes_s": handoff.scheduler.rate()}
                 yield {"node": one.name, **asdict(one), "held": held, **rates}
 
-    def _list(self, sender: RunningSender, request: Request) -> Iterator[Record]:
+    def _list(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         """Yield the sealed parts that wait, oldest first, node by node."""
         handoff, now_ns = sender.handoff, self._seam.clock.wall_ns()
         with handoff.lock:
@@ -128,7 +128,7 @@ class HandoffVerbs:
                             "reason": reason,
                         }
 
-    def _show(self, sender: RunningSender, request: Request) -> Iterator[Record]:
+    def _show(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         """Yield what is known of one part: here, and at every node."""
         part, handoff = PartId.parse(_text(request, "part")), sender.handoff
         if part.quiver_id not in handoff.quiver_ids:
@@ -157,7 +157,7 @@ class HandoffVerbs:
 
     # ----------------------------------------------------------------- comparing
 
-    def _verify(self, sender: RunningSender, request: Request) -> Iterator[Record]:
+    def _verify(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         """Compare the checksums of a page of parts."""
         ids = sender.handoff.quiver_ids
         match request.get("after"):
@@ -180,7 +180,7 @@ class HandoffVerbs:
         for one in found:
             yield {"part": str(one.part), "problem": one.problem, "checksums": one.checksums}
 
-    def _repair(self, sender: RunningSender, request: Request) -> Iterator[Record]:
+    def _repair(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         """Fill gaps for one turn."""
         after: RepairPosition | None = None
         match request.get("after"):
@@ -201,7 +201,7 @@ class HandoffVerbs:
             yield {**one._asdict(), "part": str(one.part)}
 
 
-def _gaps(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _gaps(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     wanted = _text_or_none(request, "node")
     with NodeStatements(sender) as statements:
         for gap in find_gaps(statements):
@@ -223,7 +223,7 @@ def _gaps(sender: RunningSender, request: Request) -> Iterator[Record]:
                 yield {"node": name, "problem": text, "lost": []}
 
 
-def _reached(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _reached(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     """Yield how far the nodes are with the sync points that are this sender's."""
     tokens = request.get("tokens")
     if not isinstance(tokens, list):
@@ -241,7 +241,7 @@ def _reached(sender: RunningSender, request: Request) -> Iterator[Record]:
 # ---------------------------------------------------------------------- changing
 
 
-def _paused(handoff: Handoff, request: Request, *, is_paused: bool) -> Iterator[Record]:
+def _paused(handoff: Handoff, request: Request, *, is_paused: bool) -> Iterator[HandoffRecord]:
     with handoff.lock:
         for name in _meant(handoff, request):
             reader = _worker(handoff, name).reader
@@ -252,7 +252,7 @@ def _paused(handoff: Handoff, request: Request, *, is_paused: bool) -> Iterator[
             yield {"node": name, "is_paused": is_paused}
 
 
-def _rate(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _rate(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     """Change a rate until the next start, where the configuration counts again."""
     handoff, bytes_s = sender.handoff, request.get("bytes_s")
     if bytes_s is not None and not isinstance(bytes_s, int | float):
@@ -269,7 +269,7 @@ def _rate(sender: RunningSender, request: Request) -> Iterator[Record]:
     handoff.quiver.arrivals.notify()
 
 
-def _retry(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _retry(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     handoff = sender.handoff
     with handoff.lock:
         for name in _meant(handoff, request):
@@ -278,7 +278,7 @@ def _retry(sender: RunningSender, request: Request) -> Iterator[Record]:
     handoff.quiver.arrivals.notify()
 
 
-def _release(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _release(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     handoff = sender.handoff
     text = _text_or_none(request, "part")
     part = None if text is None else PartId.parse(text)
@@ -290,7 +290,7 @@ def _release(sender: RunningSender, request: Request) -> Iterator[Record]:
     handoff.quiver.arrivals.notify()
 
 
-def _discard(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _discard(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     """Give one part up; without a node, for every node that holds it."""
     handoff, part = sender.handoff, PartId.parse(_text(request, "part"))
     with handoff.lock:
@@ -303,7 +303,7 @@ def _discard(sender: RunningSender, request: Request) -> Iterator[Record]:
                     yield from _give_up(handoff, name, segment, request, "discarded")
 
 
-def _drop(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _drop(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     """Give up every part that waits for a node and whose newest event came before a moment."""
     handoff, before_ns = sender.handoff, request.get("before_ns")
     if not isinstance(before_ns, int) or request.get("node") is None:
@@ -317,7 +317,7 @@ def _drop(sender: RunningSender, request: Request) -> Iterator[Record]:
 
 def _give_up(
     handoff: Handoff, name: str, segment: Segment, request: Request, reason: str
-) -> Iterator[Record]:
+) -> Iterator[HandoffRecord]:
     """Write the exact range of a part into the ledger as dropped; `plan`: only say so."""
     part, is_lost = part_id(segment.summary), False
     if not request.get("plan"):
@@ -330,7 +330,7 @@ def _give_up(
     yield {"node": name, **_about(segment), "is_dropped": is_lost}
 
 
-def _forget(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _forget(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     handoff, mode = sender.handoff, request.get("mode")
     if mode not in ("drop", "reassign"):
         raise BadInput(f"the mode is {mode!r}"[:200], hint="send drop or reassign")
@@ -346,7 +346,7 @@ def _forget(sender: RunningSender, request: Request) -> Iterator[Record]:
             }
 
 
-def _rebind(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _rebind(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     """Unbind a name; say what only the former node has, by the last statements of all."""
     handoff = sender.handoff
     with handoff.lock:
@@ -372,7 +372,7 @@ def _alone(handoff: Handoff, name: str) -> list[list[Any]]:
     return found
 
 
-def _drain(sender: RunningSender, request: Request) -> Iterator[Record]:
+def _drain(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     handoff = sender.handoff
     with handoff.lock:
         for name in _meant(handoff, request):
@@ -410,7 +410,7 @@ def _waiting(handoff: Handoff, name: str) -> list[Segment]:
     return list(waiting_segments(handoff.quiver.segments(), subscriber))
 
 
-def _about(segment: Segment) -> Record:
+def _about(segment: Segment) -> HandoffRecord:
     summary = segment.summary
     return {
         "part": str(part_id(summary)),

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from holdfast.errors import BadInput, CheckFailed, Damaged, Overloaded
-from holdfast.handoff.control import ANSWER_S, VERB
+from holdfast.handoff.control import ANSWER_S, VERB, HandoffRecord
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
     counted,
@@ -21,8 +21,6 @@ from holdfast.operate.cli.base.output import (
 )
 from holdfast.operate.cli.base.target import Target, as_ns, gateway_argument, time_option
 from holdfast.settings.units import parse_duration_s, parse_size_bytes
-
-Record = dict[str, Any]
 
 # How often a gateway is asked by what waits for something.
 POLL_S = 0.5
@@ -413,7 +411,7 @@ def wait_command(token: str, target: Target, timeout: str, as_json: bool) -> int
     return 0 if is_complete else Damaged.exit_code if is_reached else Overloaded.exit_code
 
 
-def _show_reached(found: list[Record]) -> None:
+def _show_reached(found: list[HandoffRecord]) -> None:
     for one in found:
         for what in ("waiting", "lost"):
             for node, ranges in one[what].items():
@@ -428,15 +426,15 @@ def _show_reached(found: list[Record]) -> None:
 # ----------------------------------------------------------------------- helping
 
 
-def _ask(target: Target, action: str, **fields: Any) -> list[Record]:
+def _ask(target: Target, action: str, **fields: Any) -> list[HandoffRecord]:
     answer = target.ask_gateway(VERB, timeout_s=ANSWER_S, action=action, **fields)
     if answer["left_out"]:
         click.echo(f"{answer['left_out']:,} more are left out", err=True)
-    found: list[Record] = answer["records"]
+    found: list[HandoffRecord] = answer["records"]
     return found
 
 
-def _in_turns(target: Target, action: str, **fields: Any) -> Iterator[Record]:
+def _in_turns(target: Target, action: str, **fields: Any) -> Iterator[HandoffRecord]:
     """Yield the records of all turns of all senders, one sender after the other."""
     for sender in _ask(target, "senders"):
         which = {key: sender[key] for key in ("worker", "component", "core_id") if key in sender}
@@ -450,7 +448,7 @@ def _in_turns(target: Target, action: str, **fields: Any) -> Iterator[Record]:
                 break
 
 
-def _known(found: list[Record], node: str | None) -> list[Record]:
+def _known(found: list[HandoffRecord], node: str | None) -> list[HandoffRecord]:
     """Return the records; a name that no sender knows is a mistake."""
     if node is not None and not found:
         raise BadInput(
@@ -477,19 +475,19 @@ def _give_up(target: Target, action: str, yes: bool, as_json: bool, **fields: An
     _done(found, f"{counted(lost, 'part')} given up; `holdfast handoff gaps` names them", as_json)
 
 
-def _done(found: list[Record], text: str, as_json: bool) -> None:
+def _done(found: list[HandoffRecord], text: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
         click.echo(text)
 
 
-def _state(one: Record) -> str:
+def _state(one: HandoffRecord) -> str:
     more = [name for name in ("draining", "paused") if one[f"is_{name}"]]
     return ", ".join([one["state"], *more])
 
 
-def _sender(one: Record) -> str:
+def _sender(one: HandoffRecord) -> str:
     """Return which of several senders a record is of."""
     worker = f"/{one['worker']}" if "worker" in one else ""
     return f"{one['component']}{worker}" + (f"/{one['core_id']}" if one["core_id"] else "")
@@ -499,7 +497,7 @@ def _seqs(first: int, end: int) -> str:
     return f"{first}-{end - 1}"
 
 
-def _show_gaps(found: list[Record]) -> None:
+def _show_gaps(found: list[HandoffRecord]) -> None:
     rows = [
         (
             one["node"],
@@ -524,7 +522,7 @@ def _show_gaps(found: list[Record]) -> None:
         click.echo("no data node lacks anything")
 
 
-def _missing(found: list[Record]) -> int:
+def _missing(found: list[HandoffRecord]) -> int:
     if any("outcome" in one for one in found):
         return Damaged.exit_code
     return Overloaded.exit_code if found else 0
