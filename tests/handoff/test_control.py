@@ -365,7 +365,7 @@ def test_real_nodes_are_compared_and_repaired_after_damage(tmp_path: Path) -> No
         quiver_id = handoff.quiver.quiver_id
         newest = max((tmp_path / "b").rglob("bundles.arrow"))
         newest.write_bytes(bytes(newest.stat().st_size))
-        assert len(nodes["b"].scrub()) == 1
+        assert len(nodes["b"].scrub().damaged) == 1
         gaps = verbs({"action": "gaps"})["records"]
         assert [(gap["node"], gap["outcome"], gap["sources"]) for gap in gaps] == [
             ("a", "dropped", ("b",)),
@@ -379,5 +379,5 @@ def test_real_nodes_are_compared_and_repaired_after_damage(tmp_path: Path) -> No
             assert (holding.quiver_id, list(holding.stored)) == (quiver_id, [(0, 3)])
         (compared,) = verbs({"action": "verify"})["records"]
         assert compared["compared_parts"] == 3
-        assert all(node.scrub() == [] for node in nodes.values())
+        assert all(node.scrub().damaged == () for node in nodes.values())
         until(lambda: is_done(handoff), "that nothing is lost any more")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any, TypeAlias
 
-from holdfast.errors import BadInput, WrongQuiver
+from holdfast.errors import BadInput, StorageFailed, WrongQuiver
 from holdfast.handoff.comparison import (
     SENDER,
     NodeStatements,
@@ -88,13 +88,20 @@ class HandoffVerbs:
                 "this gateway sends to no data nodes",
                 hint="give its graph file an exporter of type `nodes`",
             )
-        records = [
-            {"component": sender.name, "core_id": sender.core_id, **record}
-            for sender in senders
-            if request.get("component") in (None, sender.name)
-            and request.get("core_id") in (None, sender.core_id)
-            for record in action(sender, request)
-        ]
+        try:
+            records = [
+                {"component": sender.name, "core_id": sender.core_id, **record}
+                for sender in senders
+                if request.get("component") in (None, sender.name)
+                and request.get("core_id") in (None, sender.core_id)
+                for record in action(sender, request)
+            ]
+        except OSError as error:
+            raise StorageFailed(
+                f"the disk failed: {error.strerror}",
+                hint="some senders may have done it: look with `status`, then ask again",
+                path=error.filename,
+            ) from error
         left_out = max(0, len(records) - RECORDS_MAX)
         return {"records": records[:RECORDS_MAX], "left_out": left_out}
 
