@@ -329,7 +329,12 @@ SMALL = (
          ["3 error 'hold' leads to data nodes by 'copies' and 'more'"]),
         ([IN, HOLD, COPIES[:-1] + ", delivery: {order: key}}"],
          ["4 error data nodes are sent segments: `delivery` says nothing of that"]),
+        ([IN, HOLD, "more: {kind: processor, type: quiver, to: [copies]}", COPIES],
+         ["5 error 'copies' is fed by two quivers"]),
         # Names and addresses.
+        ([IN, "hold: {kind: processor, type: quiver, to: [copies, node.a]}", COPIES,
+          "node.a: {kind: exporter, type: memory}"],
+         ["5 error 'node.a' is how the quiver calls a data node"]),
         ([IN, HOLD, COPIES.replace("h:2", "h:1")],
          ["4 error 'b' has the address of 'a'"]),
         ([IN, HOLD, COPIES.replace("h:2", ":2")],

@@ -16,7 +16,7 @@ from holdfast.graph.addresses import (
 )
 from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
-from holdfast.graph.nodes_checks import check_limits, check_to_nodes
+from holdfast.graph.nodes_checks import check_beside_others, check_limits, check_to_nodes
 from holdfast.graph.paths import (
     DestinationPlan,
     ProcessorSteps,
@@ -263,11 +263,16 @@ class _Checker:
             sources = [found for node in quiver.receivers for found in _received(node)]
             sources += self._written(quiver.name)
             check_limits(self._graph, quiver, self._document)
-            for one in quiver.destinations:
-                if owners.setdefault(one.name, quiver.name) != quiver.name:
-                    message = f"{one.name!r} is fed by two quivers"
+            check_beside_others(self._graph, quiver, self._document)
+            fed = [(one.name, one.exporters[0].name) for one in quiver.destinations]
+            if quiver.to_nodes is not None:
+                fed.append((quiver.to_nodes.name, quiver.to_nodes.name))
+            for name, exporter in fed:
+                if owners.setdefault(name, quiver.name) != quiver.name:
+                    message = f"{name!r} is fed by two quivers"
                     hint = "a destination has one order; add a second exporter"
-                    self._error(self._node_place(one.exporters[0].name), message, hint)
+                    self._error(self._node_place(exporter), message, hint)
+            for one in quiver.destinations:
                 if not _exclude_each_other(one.chains):
                     message = f"several paths lead to {one.name!r}"
                     hint = "it gets each event once, by the first path that lets it through"

@@ -10,8 +10,9 @@ from holdfast.graph import quiver_node
 from holdfast.graph.addresses import flight_addresses, reaches
 from holdfast.graph.document import Document, TreePath
 from holdfast.graph.model import Graph, Node
-from holdfast.graph.paths import QuiverPlan, reached, takes_turns
+from holdfast.graph.paths import QuiverPlan, reached, readers, takes_turns
 from holdfast.handoff import settings
+from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.receive.listening import parse_address
 from holdfast.settings.units import size_text
 
@@ -74,6 +75,24 @@ def _check_settings(graph: Graph, node: Node, document: Document) -> None:
             if reaches(parse_address(text), listening):
                 message = f"{name!r} is the Flight server of this same gateway"
                 document.find(place, message, "name the address of a `holdfast node`")
+
+
+def check_beside_others(graph: Graph, quiver: QuiverPlan, document: Document) -> None:
+    """No other reader of the quiver has a name that is kept for data nodes."""
+    if quiver.to_nodes is None:
+        return
+    found: list[tuple[str, TreePath]] = [
+        (one.name, ("nodes", one.exporters[0].name)) for one in quiver.destinations
+    ]
+    found += [
+        (one.subscriber, ("pipelines", one.pipeline))
+        for one in readers(graph)
+        if one.quiver == quiver.name
+    ]
+    for name, at in found:
+        if name.startswith(SUBSCRIBER_PREFIX):
+            message = f"{name!r} is how the quiver calls a data node"
+            document.find(document.key_place(at), message, "choose another name")
 
 
 def check_limits(graph: Graph, quiver: QuiverPlan, document: Document) -> None:
