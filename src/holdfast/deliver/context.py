@@ -92,10 +92,13 @@ class Taps:
         self._taps = {name: tap for name, tap in self._taps.items() if now_s < tap.closes_s}
         tap = self._taps.get(destination)
         if tap is None:
+            # The one that was opened first goes; whoever still looks at it opens it again with the
+            # next request.
             while len(self._taps) >= TAPS_MAX:
                 self._taps.pop(next(iter(self._taps)))
             tap = self._taps[destination] = _Tap(0.0)
             after = 0
+        # Reading keeps it open; a viewer that goes away need not say so.
         tap.closes_s = now_s + IDLE_S
         samples = [sample for sample in tap.samples if sample["number"] > after]
         return {"passed": tap.passed, "events": samples, "next": tap.passed}

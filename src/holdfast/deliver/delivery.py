@@ -81,7 +81,11 @@ class DeliveryLoop:
         self._sender = Sender(exporter, timer, settings.send_timeout_s)
         # Computed once: they are asked for with every event.
         self._ahead_bytes, self._parallel_sends = settings.ahead_bytes, settings.parallel_sends
+        # What bounds the load on a destination: lanes are as many as there are keys, sends are
+        # not.
         self._slots = asyncio.Semaphore(self._parallel_sends)
+        # One lane writes at a time: `pieces` computes lines from the whole window, and two lanes
+        # that did so at once would write the same line twice.
         self._settling = asyncio.Lock()
         # Rung when something changed that all lanes look at; and when there may be room for more.
         self._bell, self._room = Bell(), Bell()
@@ -102,6 +106,8 @@ class DeliveryLoop:
                 if self._stopping:
                     self._feeder.cancel()
         except BaseExceptionGroup as several:
+            # The first to fail is the cause; the others were cancelled because of it. Callers
+            # catch `ReaderError`, which a group would hide.
             raise next(_leaves(several)) from several
 
     def stop(self) -> None:
@@ -142,7 +148,11 @@ class DeliveryLoop:
         return lane.key if lane is not None and lane.failures else None
 
     async def redrive(self, events: Sequence[Unit]) -> Answer:
-        """Send events besides the others, once, and out of order; decides nothing."""
+        """Send events besides the others, once, and out of order; decides nothing.
+
+        Takes a slot like any other send, so that an operator who redrives ten thousand letters
+        does not multiply the load on a destination that is only just back.
+        """
         slot = asyncio.ensure_future(self._slots.acquire())
         try:
             await self._timer.wait({slot}, self._settings.send_timeout_s)
@@ -169,6 +179,8 @@ class DeliveryLoop:
         loaded: list[TrackedBundle] = []
 
         async def load() -> None:
+            # Inside, because it is computed again for each attempt: lanes go on deciding while the
+            # disk fails.
             room_bytes = self._ahead_bytes - self.window.ahead_bytes
             room_events = self._settings.window_events - self.window.pending_events
             loaded.extend(await self._feed.load(max(1, room_events), max(1, room_bytes)))
@@ -184,6 +196,8 @@ class DeliveryLoop:
             return False
         sendable = self.window.pending_events
         if self.judge.breaker.state is not BreakerState.CLOSED:
+            # During an outage memory is better left to receivers; the probe needs one event, not a
+            # window.
             return sendable < LOW_WATER_WHEN_DOWN_EVENTS
         each = max(LOW_WATER_EVENTS, 2 * self._exporter.max_batch_events)
         low_water = each * self._parallel_sends
@@ -226,10 +240,15 @@ class DeliveryLoop:
             if lane.skip is not None:
                 await self._skip(lane, lane.skip)
                 continue
+            # Looked at here and once more inside the slot: waiting for a slot may take as long as
+            # a send does, and the breaker may have opened meanwhile.
             pause_s = self._pause_s(lane)
             if pause_s is None or pause_s > 0:
                 await self._wait(pause_s, lane.bell, self._bell)
+                # Waiting is when others get time to decide what we hold: an operator purges,
+                # retention expires.
                 await self._forget_gone()
+            # All that is left has a verdict and only waits for its letter to be stored.
             elif (head := lane.head()) is None:
                 await self._settle()
             elif head.refusal is not None:
@@ -281,6 +300,7 @@ class DeliveryLoop:
 
     def _next_batch(self, lane: DeliveryLane) -> list[Item]:
         """Return what to send next; may decide events on the way, and leave nothing to send."""
+        # The probe is one event: if the destination is still down, one request more finds it out.
         alone = self.judge.breaker.state is BreakerState.HALF_OPEN
         limit_events = 1 if alone else lane.limit_events
         batch: list[Item] = []
@@ -290,11 +310,15 @@ class DeliveryLoop:
             if item.refusal is not None:
                 break  # what is behind it waits with it
             if item.ready is None and not self._prepare(item):
+                # Everything so far was filtered. Settle and come back: the loop has other
+                # destinations to serve.
                 if looked_at >= PREPARED_EVENTS_MAX:
                     break
                 continue
             assert item.ready is not None, "BUG: prepared, and not ready"
             size_bytes += item.ready.size_bytes
+            # One event may exceed the limit by itself: whether it is too large is for the
+            # destination to say.
             if batch and size_bytes > self._exporter.max_batch_bytes:
                 break
             batch.append(item)
@@ -337,6 +361,8 @@ class DeliveryLoop:
         in_round = trial.round_of(head.position)
         if in_round is Round.REPEATED:
             taken = self.judge.last_taken
+            # From the lane that is being tried: nothing else of it is under way, so nothing can
+            # overtake.
             if taken is None or taken.key == lane.key:
                 return taken
             # What follows it must not be under way: it would come before what it follows.
@@ -354,6 +380,8 @@ class DeliveryLoop:
         try:
             if self._context.seam.randomness.random() < 0.5:  # noqa: PLR2004
                 answer = await self._send([head])
+                # The head was taken: the pair is decided, and there is no need to send a
+                # duplicate.
                 is_other_taken = bool(answer.failed) and await self._takes(other)
             else:
                 is_other_taken = await self._takes(other)
@@ -422,6 +450,7 @@ class DeliveryLoop:
         try:
             return await done
         finally:
+            # The caller may have given up waiting. Then nobody wants the event set aside any more.
             if lane.skip is skip:
                 lane.skip = None
 
@@ -452,6 +481,8 @@ class DeliveryLoop:
         ranges = self.window.ranges()
         waiting = await self._feed.waiting(ranges)
         # What is under way has an outcome of its own soon, and the ledger keeps the first.
+        # While something is under way the ledger's answer may already be stale for it. The next
+        # wait comes soon enough: this is housekeeping, and nothing depends on its being prompt.
         if not self.in_flight_events and not self._settling.locked():
             self.window.forget_all_but(waiting, of=ranges)
             self.judge.forget_decided()
@@ -460,7 +491,11 @@ class DeliveryLoop:
     # --------------------------------------------------------------------- settling
 
     async def _settle(self) -> None:
-        """Store dead letters that are due, then write to the ledger what was decided."""
+        """Store dead letters that are due, then write to the ledger what was decided.
+
+        Letters first, outcomes second, under one lock; a crash in between stores the letter twice,
+        which a reader of letters can see, and never loses the event.
+        """
         async with self._settling:
             if not self.judge.due or await self._bury():
                 await self._record()
@@ -498,6 +533,8 @@ class DeliveryLoop:
 
         async def write() -> None:
             while pieces:
+                # Some lines may be written before one fails. What is done is taken off at once, so
+                # that the retry does not commit it again.
                 done = await self._feed.commit(pieces)
                 self.window.recorded(pieces[:done])
                 del pieces[:done]
@@ -511,9 +548,13 @@ class DeliveryLoop:
         while True:
             try:
                 await work()
+            # The subscriber is somebody else's now, or gone. Trying again would fight the new
+            # reader.
             except ReaderError:
                 raise
             except Exception as error:
+                # A disk that fails must not keep the gateway from ending; what is not recorded
+                # comes again.
                 if self._stopping:
                     return False
                 failures += 1

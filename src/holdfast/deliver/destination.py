@@ -13,6 +13,14 @@ There are two lives. A `DeliveryLoop` lasts from one attachment to the quiver un
 somebody else attached, or an operator dropped the subscriber. The destination continues, and
 attaches again when it is resumed. If a bug ends a loop, exporter and attachment are made once more
 after a pause, so that one destination's bug is not everyone's; progress is in the ledger.
+
+The lives nest, and each layer handles one kind of end:
+
+    Sender         a send that hangs, raises or answers nonsense: a failure of those events
+    DeliveryLoop   failures of the destination, the disk, the dead letters: waits and tries again
+    Destination    a lost attachment: waits for `resume`. A bug: makes exporter and attachment anew
+
+Nothing that a destination does reaches the other destinations or the receivers.
 """
 
 from __future__ import annotations
@@ -94,6 +102,7 @@ class Destination:
                 log.exception("%s: the delivery ended because of a bug; restarting it", self.name)
             if self._stopping:
                 return
+            # It ran long enough for this to be another bug, or the same one by another event.
             if self.timer.now_s() - started_s > RESTART_MAX_S:
                 pause_s = RESTART_MIN_S
             pause_s = await self._make_again(pause_s)
@@ -104,6 +113,8 @@ class Destination:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, RESTART_MAX_S)
             try:
+                # In a thread: making one reads files (certificates, a journal), and attaching
+                # syncs the ledger.
                 self._exporter = await asyncio.to_thread(self._context.make_exporter)
                 self._feed = await asyncio.to_thread(self._attach)
             except Exception:
@@ -133,6 +144,9 @@ class Destination:
             if self._task is None:
                 await self._detach()
             else:
+                # The loop has been told to stop and ends by itself once its sends are settled; the
+                # cancellation below is for those that are not by then. Their events come again
+                # after the next start.
                 await self.timer.wait({self._task}, drain_s)
                 self._task.cancel()
                 await asyncio.wait({self._task})
@@ -214,7 +228,10 @@ class Destination:
             self._feed.pause()
 
     def resume(self) -> None:
-        """Go on after a pause; after a failure, try at once."""
+        """Go on after a pause; after a failure, try at once.
+
+        Also the way back from a lost attachment: the operator says that the other reader is gone.
+        """
         self._detached_by = None
         if self._feed is not None:
             self._feed.resume()
@@ -297,6 +314,8 @@ class Destination:
 
     def _state(self) -> State:
         """Return the first that holds: several may, and people can act on the earlier ones."""
+        # Between a bug and its restart `_task` is done and `_restarting` is not: that is backing
+        # off, not stopped.
         tasks = (self._task, self._restarting)
         if self._stopping or all(task is None or task.done() for task in tasks):
             return State.STOPPED

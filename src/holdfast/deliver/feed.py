@@ -65,6 +65,8 @@ class Feed:
         self._refusal_of = refusal_of
         self._handlings: dict[str, _Handling] = {}
         options = settings.subscriber_options()
+        # `count`: a loss is in the statistics and in the ledger already. Stopping at it would add
+        # an outage to the loss, and no one here could accept it.
         self._cursor = quiver.cursor(name, options=options, on_data_loss="count")
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"deliver-{name}")
         # A range that was planned, and could not be read yet.
@@ -86,6 +88,8 @@ class Feed:
     async def load(self, max_events: int, max_bytes: int) -> list[TrackedBundle]:
         """Return the next bundles; waits until there are some."""
         while True:
+            # Before the look, or an append between look and wait would be found only after
+            # `LOOK_EVERY_S`.
             seen = self._cursor.arrivals.version
             loaded = await self._in_thread(partial(self._load, max_events, max_bytes))
             if loaded is not None:
@@ -137,6 +141,7 @@ class Feed:
         bundles = [
             self._track(planned, places[bundle.seq], rows_done[bundle.seq], bundle)
             for bundle in self._cursor.read(planned)
+            # Decided since the range was planned; the window would have nothing to record for it.
             if bundle.seq in rows_done
         ]
         self._unread = None
@@ -149,6 +154,8 @@ class Feed:
             tracked.whole = DELIVERED  # a heartbeat has nothing to deliver
             return tracked
         signal = signal_of(bundle.kind, bundle.slots)
+        # Per signal, not per bundle: whether a signal is wanted and what its key is made of do not
+        # change while a destination runs.
         handling = self._handlings.get(signal.name)
         if handling is None:
             handling = self._handlings[signal.name] = self._handling(signal)
@@ -184,7 +191,12 @@ class Feed:
         return len(pieces)
 
     def _commit_piece(self, piece: LedgerLine) -> None:
-        """Write one line; bundle by bundle if somebody else has decided a part of it."""
+        """Write one line; bundle by bundle if somebody else has decided a part of it.
+
+        A line over many bundles is refused as a whole if one of them is resolved up to another row
+        than we think. Written bundle by bundle, all others get their outcome; for the one that
+        somebody else has decided the ledger keeps the first word.
+        """
         spans = [(piece.since, piece.through)]
         while spans:
             since, through = spans.pop()

@@ -8,6 +8,12 @@ exception that somebody may ask for.
 
 Nothing here waits or writes. Judging decides events that are delivered, and puts those that are to
 become dead letters on the list `due`; what a lane may do next is in the lane and in the breaker.
+
+Why so reluctant to give up: a dead letter needs a person. A destination that answers 404 after a
+bad deployment refuses everything, and whoever reads "refused" as "this event is bad" turns an
+outage of an hour into a hundred thousand letters. So a class of answers is about the event only if
+it cannot be said of the destination (`classify.py` lists them), and only of a request that held
+nothing else.
 """
 
 from __future__ import annotations
@@ -68,23 +74,34 @@ class Judge:
         for index, item in enumerate(batch):
             if index not in failed:
                 self._delivered(item)
+        # One event taken proves that the destination works, whatever became of the others. The
+        # breaker counts outages, not bad events.
         if len(failed) < len(batch):
             self.breaker.succeeded()
             if self.log.failing_since_s is not None:
                 self.log.worked(now_s)
         if not failed:
             lane.grow()
+        # A batch may be answered with both kinds. Each is handled for what it is: a refusal
+        # shrinks the next batch, and everything else makes the lane wait.
         refused = {i: f for i, f in failed.items() if f.kind in _REFUSALS}
         if refused:
             self._refused(lane, batch, refused)
         waits = {i: f for i, f in failed.items() if f.kind not in _REFUSALS}
         if waits:
             self._wait(lane, batch, waits, now_s)
+        # The head has an outcome, whatever failed behind it. Pauses and trials are about one head,
+        # and start over with the next.
         if lane.failures and (batch[0].decision is not None or batch[0].verdict is not None):
             lane.went_on()
 
     def judge_other(self, other: Item, answer: Answer, now_s: float) -> None:
-        """Judge the answer to an event that was sent, alone, only to compare it with the head."""
+        """Judge the answer to an event that was sent, alone, only to compare it with the head.
+
+        A failure of it that may pass changes nothing: it is behind the head of its lane, and is
+        sent again in its turn. Only what an answer to the event alone may decide is decided here,
+        too.
+        """
         self._count(answer.failed)
         failure = answer.failed.get(0)
         if failure is None:
@@ -162,7 +179,12 @@ class Judge:
     def _refused(
         self, lane: DeliveryLane, batch: Sequence[Item], refused: Mapping[int, Failure]
     ) -> None:
-        """Set an event aside that was refused alone; send smaller batches to find it otherwise."""
+        """Set an event aside that was refused alone; send smaller batches to find it otherwise.
+
+        Halves while the destination refuses a batch as a whole: log2(n) sends to find one bad
+        event. If it names the ones it refused, the next batch is a single event, since the name
+        may be wrong and only an answer to that event alone is believed.
+        """
         if len(batch) == 1:
             # It answers, and what it says is about this event.
             self._set_aside(batch[0], refused[0])
@@ -183,8 +205,10 @@ class Judge:
         if auth is not None:
             self._alarm(auth, now_s)
             return
+        # The longest of what was asked for: the answers came together, from one destination.
         asked_s = max(one.retry_after_s or 0.0 for one in failed.values())
         lane.retry_at_s = now_s + self.backoff.pause_s(lane.failures, asked_s)
+        # Only a send of which nothing was taken speaks against the destination.
         if len(failed) == len(batch):
             self.breaker.failed(now_s)
             self.log.failed(failure, lane.failures, now_s)

@@ -2,6 +2,10 @@
 
 With `order: received` there is one lane; with `order: key` one for each key that has something to
 send. A lane has one send under way at most.
+
+A lane exists while it has something to send: one task each (`DeliveryLoop._drive`), made with the
+first event of a key and gone with the last. Idle keys cost nothing, which matters when the key is
+a run id.
 """
 
 from __future__ import annotations
@@ -77,6 +81,7 @@ class Trial:
 
     def failed(self, position: Position, now_s: float) -> None:
         """Note that the head failed, sent alone, in a way that may be its own doing."""
+        # Another head: whatever was held against the last one says nothing about this one.
         if position != self._position:
             self._position, self._failures, self._since_s = position, 0, now_s
             self._against = dict.fromkeys(self._against, 0)
@@ -86,6 +91,8 @@ class Trial:
         """With what the head of the lane is to be compared when it is sent next."""
         if position != self._position or self._failures < self._settings.attempts:
             return Round.NONE
+        # Cheap pairs first. The dear ones, which overtake, come only once these are all against
+        # the head.
         is_first = self._against[Round.REPEATED] < self._settings.pairs
         return Round.REPEATED if is_first else Round.NEW
 
@@ -141,6 +148,8 @@ class DeliveryLane:
     @property
     def is_empty(self) -> bool:
         """Whether all of it is decided."""
+        # Others decide events in the middle of a lane (retention, an operator, a trial); they are
+        # dropped here, when they reach the front, and not searched for.
         while self._items and self._items[0].decision is not None:
             self._items.popleft()
         return not self._items
@@ -174,6 +183,8 @@ class DeliveryLane:
 
     def grow(self) -> None:
         """Send twice as many at once again, because a send went through."""
+        # Slow start after trouble, like a TCP window: back to full batches in a few sends, and one
+        # more bad event costs little.
         self.limit_events = min(self._max_batch_events, 2 * self.limit_events)
 
 

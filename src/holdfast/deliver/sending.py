@@ -57,6 +57,7 @@ class Backoff:
         doublings = min(max(failures, 1) - 1, DOUBLINGS_MAX)
         ceiling_s = min(self._max_s, self._initial_s * 2.0**doublings)
         pause_s = self._randomness.uniform(0.0, ceiling_s)
+        # `not … > 0` and not `<= 0`: a server may send NaN, which compares false either way.
         if retry_after_s is None or not retry_after_s > 0:
             return pause_s
         return max(pause_s, min(retry_after_s, self._max_retry_after_s))
@@ -94,11 +95,17 @@ class Breaker:
         self._probing = False
 
     def seconds_closed_off(self, now_s: float) -> float | None:
-        """Return how long nothing may be sent, 0 if it may; None: until the probe is back."""
+        """Return how long nothing may be sent, 0 if it may; None: until the probe is back.
+
+        Time alone opens the way for the probe, and it is whoever asks next that notices: there is
+        no timer that could fire after the delivery has ended.
+        """
         if self.state is BreakerState.OPEN and now_s >= self._open_until_s:
             self.state = BreakerState.HALF_OPEN
         if self.state is BreakerState.OPEN:
             return self._open_until_s - now_s
+        # All other lanes wait for the probe's answer, which rings their bell; a pause in seconds
+        # would be a guess.
         if self.state is BreakerState.HALF_OPEN and self._probing:
             return None
         return 0.0
@@ -124,6 +131,8 @@ class Breaker:
     def failed(self, now_s: float) -> None:
         """Note a failure that may be the destination's; opens after some in a row."""
         self._failures += 1
+        # While it is open, sends that were under way still come back. Their failures are no news
+        # and must not push the next probe further away.
         is_too_much = self.state is BreakerState.CLOSED and self._failures >= self._failures_max
         if is_too_much or self.state is BreakerState.HALF_OPEN:
             self._open(Cause.FAILURES, now_s + self._open_s)
@@ -162,7 +171,11 @@ class LoopTimer:
 
 
 class Bell:
-    """Wakes everyone who listens at the moment; they look again at what they wait for."""
+    """Wakes everyone who listens at the moment; they look again at what they wait for.
+
+    A `Condition` would do, but each wait would then be a task of its own. These are plain futures,
+    so that one `asyncio.wait` listens to several bells and a clock.
+    """
 
     def __init__(self) -> None:
         self._listeners: set[asyncio.Future[None]] = set()
@@ -172,6 +185,8 @@ class Bell:
         for listener in self._listeners:
             if not listener.done():
                 listener.set_result(None)
+        # A ring is for those who listen now. Whoever waits looks at the state first and listens
+        # second, both without an await in between, so nothing is missed.
         self._listeners.clear()
 
     @contextlib.contextmanager
@@ -197,16 +212,21 @@ class Sender:
 
     async def send(self, events: Sequence[Unit]) -> Answer:
         """Send once, and say what became of each event; raises nothing."""
+        # An exporter that ignores cancellation still holds its connection and may yet deliver.
+        # Calling it again meanwhile could put a later event before an earlier one.
         if self._stuck:
             await self._timer.wait(self._stuck, self._timeout_s)
             if self._stuck:
                 return all_failed(len(events), _stuck(self._timeout_s))
+        # A task of its own, so that cancelling the send does not cancel the lane that waits for
+        # it.
         task = asyncio.get_running_loop().create_task(self._call(events))
         try:
             await self._timer.wait({task}, self._timeout_s)
             if not task.done():
                 task.cancel()
                 await self._timer.wait({task}, CANCEL_GRACE_S)
+        # Also when this coroutine is cancelled itself, at a stop: the send must not go on unseen.
         finally:
             if not task.done():
                 task.cancel()
@@ -229,6 +249,9 @@ class Sender:
 
 
 def _raised(error: Exception) -> Failure:
+    """Code, not text: exporters of other packages raise what they like, and a message that ends up
+    in the ledger, in metrics and in logs must not carry a payload there.
+    """
     # Not its text: that may hold anything, also a payload or a secret.
     name = type(error).__name__
     return Failure(

@@ -7,6 +7,10 @@ the first undecided one, in runs of the same outcome; consecutive bundles share 
 decided behind an undecided event of its own bundle is left behind: remembered here alone, and sent
 again after a restart; it counts as in flight until then. Later events of its key wait for it in the
 same way, or it would come again after them.
+
+**Bounds.** The window is bounded by bytes from its oldest undecided event on (`ahead_bytes`), done
+or not: a key that is stuck for a day must not let the others fill memory with what they decided
+behind it. That is why finished bundles in the middle stay in `_bundles` and keep counting.
 """
 
 from __future__ import annotations
@@ -175,6 +179,7 @@ class DeliveryWindow:
     def decide(self, item: Item, decision: Decision) -> None:
         """Note what became of an event, once."""
         assert item.decision is None, "BUG: an event is decided twice"
+        # What the processors made of it is not needed again; the payload goes with its bundle.
         item.decision, item.ready = decision, None
         self.pending_events -= 1
         self._dirty.add(item.bundle.seq)
@@ -193,7 +198,11 @@ class DeliveryWindow:
         return list(found.values())
 
     def forget_all_but(self, seqs: Collection[int], of: Collection[Range]) -> None:
-        """Take out the bundles of some ranges that got an outcome from somebody else meanwhile."""
+        """Take out the bundles of some ranges that got an outcome from somebody else meanwhile.
+
+        Only of the ranges that were asked about: a bundle that was read since is not in `seqs`
+        either, and would be taken for one that somebody decided.
+        """
         ranges = {id(planned) for planned in of}
         for bundle in self._bundles:
             if bundle.is_done or bundle.seq in seqs or id(bundle.planned) not in ranges:
@@ -210,6 +219,9 @@ class DeliveryWindow:
         """Return what can be written to the ledger now."""
         pieces: list[LedgerLine] = []
         left_behind: set[str] = set()
+        # In the order of seqs, so that neighbours can share a line. With a backlog most lines
+        # cover a whole plan: the ledger grows with the changes of outcome and not with the number
+        # of bundles.
         for seq in sorted(self._dirty):
             bundle = self._by_seq[seq]
             for first, end, decision in _runs(bundle, self._ready(bundle, left_behind)):
@@ -233,6 +245,10 @@ class DeliveryWindow:
         ready: list[Item] = []
         waits = False
         for item in bundle.items[bundle.recorded_items :]:
+            # Two rules in one pass. Within a bundle nothing may be recorded behind a gap: the
+            # ledger stores one row number per bundle. Across bundles nothing of a key may be
+            # recorded that follows something of the same key left behind, or a restart would send
+            # the older event after the newer one.
             waits = waits or item.decision is None or item.key in left_behind
             if item.decision is None:
                 continue
@@ -249,6 +265,8 @@ class DeliveryWindow:
                 bundle.record(end)
                 if bundle.recorded == bundle.events and not bundle.is_done:
                     self._finish(bundle)
+                # Still dirty if something behind a gap is decided: it is looked at again when the
+                # gap closes.
                 elif not any(item.decision for item in bundle.items[bundle.recorded_items :]):
                     self._dirty.discard(bundle.seq)
         self._shrink()

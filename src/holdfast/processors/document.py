@@ -36,6 +36,8 @@ def changed(event: Event, change: Callable[[dict[str, Any]], None]) -> Event | N
 
     That is so for what is nested deeper than JSON writers go, which receivers do not accept.
     """
+    # Parsed once more instead of copied: `event.document` is shared by all chains of an event, and
+    # a deep copy of a parsed document costs more than parsing it again.
     document = orjson.loads(event.payload)
     change(document)
     try:
@@ -45,7 +47,11 @@ def changed(event: Event, change: Callable[[dict[str, Any]], None]) -> Event | N
 
 
 def values_at(document: object, path: Path) -> Iterator[object]:
-    """Yield what stands at a path, wherever it leads."""
+    """Yield what stands at a path, wherever it leads.
+
+    Level by level and not recursively: a path is as long as the configuration says, while how
+    deeply an event is nested is its producer's choice.
+    """
     found = [document]
     for step in path:
         found = [value for container in found for _, value in _members(container, step)]

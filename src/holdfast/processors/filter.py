@@ -39,6 +39,8 @@ class EventFilter:
     def process(self, event: Event) -> Event | None:
         """Return the event, or None: this destination does not get it."""
         document = document_of(event)
+        # Conditions speak of OpenLineage; whatever else is in the quiver is let through. To keep
+        # signals apart there is `delivery.signals`, which needs no look at the payload.
         if document is None:
             return event
         wanted = not self._keep or any(matcher.holds(document) for matcher in self._keep)

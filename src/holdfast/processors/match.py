@@ -30,6 +30,8 @@ def checked_regex(expression: str) -> str:
         matches_empty = pc.match_substring_regex(pa.array([""]), pattern=expression)[0].as_py()
     except pa.ArrowInvalid as error:
         raise ValueError(f"not an RE2 expression: {error}") from None
+    # Such an expression is nearly always a slip (`a*` for `a+`), and as a substitution it would
+    # put a marker between any two characters.
     if matches_empty:
         raise ValueError("the expression matches nothing at all, and so everywhere")
     return expression
@@ -125,10 +127,16 @@ class Matcher:
         ]
 
     def holds(self, document: dict[str, Any]) -> bool:
-        """Whether an event is like that."""
+        """Whether an event is like that.
+
+        A field that is missing, or of another type, does not match: a condition never raises,
+        because an exception in a processor makes a dead letter of the event.
+        """
         return (
             _all_hold(self._event, document)
             and (not self._job or _all_hold(self._job, document.get("job")))
+            # One and the same dataset must have both, namespace and name: two that have one each
+            # are no match.
             and (not self._dataset or any(_all_hold(self._dataset, d) for d in _datasets(document)))
         )
 

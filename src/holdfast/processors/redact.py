@@ -15,6 +15,13 @@ how far a secret reaches, more goes rather than less.
 The expressions for names and credentials are Python's, and the texts are other people's, so each is
 written such that it takes time in proportion to the text: repeats are possessive (`*+`, they never
 give back), or are bounded, or end at a character that also ends the next try.
+
+**Order.** Values first, then paths, then keys. What is found refers to places by their number in
+one walk over the document; renaming a key would change what later paths lead to, so it comes last.
+
+**Cost.** Most events hold no secret, and finding that out must be cheap: one search for a few
+words in all texts joined together. Only texts in which one of the words occurs are looked at
+closely.
 """
 
 from __future__ import annotations
@@ -101,8 +108,11 @@ def without_assignments(text: str, is_secret: Callable[[str], bool], marker: str
     parts: list[str] = []
     done = 0
     for found in _NAME.finditer(text):
+        # Inside a value that is gone already: `password='token=abc'` is one secret.
         if found.start() < done or not is_secret(found["name"].strip("-.")):
             continue
+        # A name and a value with only a space between them is ordinary prose ("the password was
+        # changed") unless the value is quoted, or the name is an option.
         is_loose = found["between"].isspace() and not found["name"].startswith("-")
         value = (_QUOTED_VALUE if is_loose else _VALUE).match(text, found.end())
         if value is not None:
@@ -203,6 +213,9 @@ class Redact:
         document = document_of(event)
         if document is None:
             return event
+        # On the shared document, which is not changed; the copy below is made only if there is
+        # something to change, and walked in the same order, so that the numbers mean the same
+        # places.
         values, keys = self._findings(document)
         at_paths = any(
             container[step] != self._marker
@@ -257,6 +270,8 @@ class Redact:
         clean = dict(zip(different, different, strict=True))
         clean |= {different[index]: text for index, text in self._clean(different).items()}
         short = [key for key in different if len(key) <= REMEMBERED_CHARACTERS_MAX]
+        # Emptied as a whole, since a producer with generated keys would otherwise fill it for
+        # good, and keeping an order would cost more than forgetting.
         if len(self._clean_keys) + len(short) > REMEMBERED_MAX:
             self._clean_keys.clear()  # what comes often is soon here again
         if len(short) <= REMEMBERED_MAX:
@@ -316,6 +331,8 @@ def _words(config: Config) -> frozenset[str]:
         words |= {credential.needs for credential in CREDENTIALS}
     if config.assignments:
         # The longest part of a glob without a star is in every name that it fits.
+        # A glob that is nothing but stars yields the empty word, which every text holds: slower,
+        # never blind.
         words |= {max(re.split(r"[*?]+", name.casefold()), key=len) for name in config.names}
     return frozenset(words)
 

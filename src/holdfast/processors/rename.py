@@ -108,6 +108,8 @@ class Rename:
             self.renamed(place[NAMESPACE]) != place[NAMESPACE] for place in _places(document)
         ):
             return event
+        # An event that cannot be written again passes as it is. For redacting that would be a
+        # leak; a name that stays old is a nuisance.
         return changed(event, self._rename_all) or event
 
     def renamed(self, namespace: str) -> str:
@@ -136,7 +138,11 @@ class Rename:
 
 
 class _Branch:
-    """The places behind one step, as a tree: an event has few of the places there are."""
+    """The places behind one step, as a tree: an event has few of the places there are.
+
+    Built once, at import. A loop over the table of paths would walk from the root for each of
+    them, and most paths lead nowhere in most events.
+    """
 
     __slots__ = ("is_place", "steps")
 

@@ -50,6 +50,8 @@ class EventRouter:
             for matcher, port in self._rules:
                 if matcher.holds(document):
                     return port
+        # For what no rule holds of, and for what is no OpenLineage event: a router must decide
+        # about every unit.
         return self._default
 
 

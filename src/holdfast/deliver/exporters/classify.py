@@ -89,7 +89,13 @@ def parse_retry_after_s(value: str | None, now_ns: int, most_s: float) -> float 
 
 
 def failure_of_exception(error: Exception) -> Failure:
-    """Return what an exception of the HTTP client means."""
+    """Return what an exception of the HTTP client means.
+
+    The order matters: most of these classes inherit from each other. A proxy's refusal and a TLS
+    error are connection errors, too, and a timeout while connecting is both a timeout and a
+    connection error. `maybe_delivered` is set from the moment in which the request may have been
+    read.
+    """
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return _refused_by_proxy(error.status)
     tls = _tls_error(error)

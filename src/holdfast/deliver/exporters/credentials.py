@@ -33,7 +33,8 @@ from holdfast.settings import DurationS, Secret, Settings
 UNKNOWN_LIFETIME_S = 300.0
 # No token is trusted for longer, whatever its endpoint says.
 LONGEST_LIFETIME_S = 86_400.0
-# A token is renewed this long before it ends, or after nine tenths of its time if that is earlier.
+# A token is renewed this long before it ends; one that lives for less than five minutes, after nine
+# tenths of its time.
 RENEW_BEFORE_S = 30.0
 RENEW_AFTER_PART = 0.9
 
@@ -156,6 +157,8 @@ class OAuth2Credentials:
             return {"Authorization": f"Bearer {self._token}"}
 
     def refused(self, headers: Mapping[str, str]) -> bool:
+        # Compared, because several sends may be refused with the same old token: the second of
+        # them must not throw away the new one that the first has fetched.
         if headers.get("Authorization") == f"Bearer {self._token}":
             self._token = ""
         return True
@@ -249,7 +252,11 @@ def _header_value(key: str, secret: Secret) -> str:
 
 
 def _token_of(reply: Reply) -> tuple[str, float]:
-    """Return token and lifetime in seconds."""
+    """Return token and lifetime in seconds.
+
+    Judged by status and fields, never quoted: an error of a token endpoint often repeats the
+    request, and the request holds the secret.
+    """
     if not is_success(reply.status):
         failure = failure_of_status(reply.status, who="the token endpoint")
         # 400 is how OAuth2 says invalid_client and invalid_scope.

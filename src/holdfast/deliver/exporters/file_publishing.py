@@ -77,6 +77,8 @@ class Publisher:
         removed = []
         files = sorted(_published(self._disk, self._directory), key=lambda file: file[0].name)
         total_bytes = sum(size_bytes for _, size_bytes in files)
+        # Never the newest: a limit below the size of one file would otherwise leave nothing at
+        # all.
         for path, size_bytes in files[:-1]:
             if total_bytes <= self._max_total_bytes:
                 break
@@ -96,6 +98,7 @@ class Publisher:
     def _write(self, path: PurePath, scratch: PurePath, records: Iterable[JournalRecord]) -> None:
         make_dirs(self._disk, path.parent)
         temporary = scratch / f"{path.name}{TEMPORARY}"
+        # Of a process that was killed while it wrote: never continued, always written anew.
         if self._disk.exists(temporary):
             self._disk.unlink(temporary, "files.publish.unlink")
         handle = self._disk.create(temporary, "files.publish.create")
@@ -107,6 +110,7 @@ class Publisher:
             self._disk.sync(handle, "files.publish.sync")
         finally:
             self._disk.close(handle)
+        # Synced before, named after: a reader that lists the folder finds whole files or none.
         self._disk.rename(temporary, path, "files.publish.rename")
         self._disk.sync_dir(path.parent, "files.publish.sync_dir")
         self._disk.sync_dir(scratch, "files.publish.sync_scratch")
@@ -117,6 +121,9 @@ class Publisher:
             write_all(self._disk, handle, [one_line(bytes(line)), b"\n"], "files.publish.write")
 
     def _write_parquet(self, handle: Handle, records: Iterable[JournalRecord]) -> None:
+        """Row group by row group, each a few megabytes of payload: a file may be large, memory is
+        not.
+        """
         import pyarrow.parquet as pq
 
         sink = pa.PythonFile(_Sink(self._disk, handle), mode="w")

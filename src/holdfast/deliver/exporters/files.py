@@ -1,4 +1,11 @@
-"""Writes events into NDJSON or Parquet files, each of which appears only when it is complete."""
+"""Writes events into NDJSON or Parquet files, each of which appears only when it is complete.
+
+A send is answered when its events are in a journal, synced; files are made of journals later, by
+size, count or age. So a batch costs one sync, files have the size that readers like, and a crash
+between the two loses nothing: the journal is found at the next start. Exactly once into files
+rests on two things: names are made from what is inside, so making a file twice gives one file; and
+a journal knows the identities of its events, so an event that is sent again is passed over.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +119,8 @@ class FilesExporter:
         # Events that are durable here, although nobody heard so: passed over once.
         self._known: set[JournalIdentity] = set()
         self._turn = asyncio.Lock()
+        # The call that is with the disk, if any. It may outlive the send that began it: threads
+        # cannot be cancelled.
         self._running: asyncio.Future[None] | None = None
         self._changed = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -120,6 +129,8 @@ class FilesExporter:
 
     async def start(self) -> None:
         """Publish what quivers that are gone left behind; begin to watch the age of journals."""
+        # Only tidying up: what is left behind stays, and the next start tries again. A disk that
+        # fails shows itself with the first event.
         with contextlib.suppress(OSError, _Busy):
             await self._on_disk(self._adopt)
         self._keeper = asyncio.create_task(self._keep())
@@ -141,6 +152,7 @@ class FilesExporter:
             return all_failed(len(events), _held(held))
         except OSError as error:
             return all_failed(len(events), _disk_failure(error))
+        # The keeper may be waiting without a deadline, for there was no journal before.
         self._changed.set()
         return Answer(failed)
 
@@ -209,11 +221,15 @@ class FilesExporter:
             return
         if self._staging is None:
             staging = self._staging_of(self._folder_name(events[0].quiver_id))
+            # What a journal of the last process holds may not have been acknowledged: these events
+            # come again, and are known.
             self._known |= staging.open(_owner())
             self._staging = staging
         new = [event for event in events if identity_of(event) not in self._known]
         if new:
             self._staging.append([frame_of(self._as_written(event)) for event in new])
+        # Once each: an event that was passed over, or written, has been answered for. The set
+        # stays as small as what is in doubt.
         self._known.difference_update(identity_of(event) for event in events)
 
     def _as_written(self, event: Event) -> Event:

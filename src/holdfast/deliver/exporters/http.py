@@ -1,4 +1,10 @@
-"""Sends events to an OpenLineage backend over HTTP, one by one or in batches, as they came in."""
+"""Sends events to an OpenLineage backend over HTTP, one by one or in batches, as they came in.
+
+What is sent is the payload as it was accepted (or as processors left it), byte for byte; batches
+are joined as text and not parsed. The exporter tries once: when, how often and in which order is
+the delivery loop's business. It answers by event where the backend does, and otherwise for the
+batch.
+"""
 
 from __future__ import annotations
 
@@ -165,6 +171,8 @@ class HttpExporter:
     async def send(self, events: Sequence[Event]) -> Answer:
         if self._dialect.many:
             # One event that is not JSON would make the whole batch unreadable.
+            # Refused here, for good: a backend would answer 400 for the batch, and the loop would
+            # have to find the culprit by halving.
             broken = {i: _NOT_JSON for i, event in enumerate(events) if not event.is_json}
             if broken:
                 return await self._send_others(events, broken)
@@ -181,6 +189,7 @@ class HttpExporter:
 
     async def _send_all(self, events: Sequence[Event]) -> Answer:
         body = self._dialect.body([event.payload for event in events])
+        # Before it is compressed: the limit is about what the backend has to hold in memory.
         if len(body) > self._config.max_request_bytes:
             return all_failed(len(events), _over_the_limit(len(body)))
         if self._config.compression == "gzip":
@@ -203,6 +212,8 @@ class HttpExporter:
         needs_body = self._answers_by_event
         credentials = await self._credentials.headers()
         reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
+        # A token may end, or be withdrawn, before its time. One new token, one more try; fixed
+        # credentials say no, and the destination stops.
         if reply.status == _UNAUTHORIZED and self._credentials.refused(credentials):
             credentials = await self._credentials.headers()
             reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
@@ -221,6 +232,8 @@ class HttpExporter:
             return all_failed(count, failure)
         if not self._answers_by_event:
             return ALL_DELIVERED
+        # A 2xx whose body cannot be understood proves nothing about single events: the batch is
+        # sent again, with the same idempotency key.
         answer = None if reply.body is None else read_batch_answer(reply.body, count)
         return all_failed(count, UNREADABLE_ANSWER) if answer is None else answer
 
@@ -242,7 +255,11 @@ def _endpoint(address: str, path: str) -> URL:
 
 
 def _idempotency_key(events: Sequence[Event]) -> str:
-    """Return a key for exactly these events: a batch that is cut differently is another request."""
+    """Return a key for exactly these events: a batch that is cut differently is another request.
+
+    Made from positions in the quiver and not at random: after a crash the same events get the same
+    key.
+    """
     if len(events) == 1:
         return events[0].idempotency_key
     return str(uuid.uuid5(_BATCH_NAMESPACE, " ".join(e.idempotency_key for e in events)))

@@ -139,6 +139,8 @@ class HttpClient:
 
     def __init__(self, settings: HttpClientSettings, context: ExporterContext) -> None:
         self._settings = settings
+        # At once, so that a certificate that cannot be read is an error of the configuration, with
+        # its path, and not a failed connection hours later.
         self._ssl = _ssl_context(settings.tls, context)
         # Waiting for a free connection is not a slow connect, so it happens before the clocks run.
         self._free = asyncio.Semaphore(settings.max_connections)
@@ -189,9 +191,14 @@ class HttpClient:
         """
         async with self._free:
             response = await self._request(url, body, headers)
+            # `read` stays None if the body did not end in time or is too long; then the connection
+            # is not used again, because what is left of the answer would be taken for the next
+            # one.
             needed, read = needs_body and is_success(response.status), None
             try:
                 read = await (self._all_of(response) if needed else self._rest_of(response))
+            # With the status in hand a broken body changes nothing, unless it is the body that
+            # says what happened.
             except (aiohttp.ClientError, OSError) as error:
                 if needed:
                     raise SendFailed(failure_of_exception(error)) from None

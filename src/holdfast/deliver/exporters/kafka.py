@@ -187,6 +187,8 @@ class KafkaExporter:
                 continue
             errors[i] = error
             if error.name() not in TOO_LARGE:  # which this side says, and will say again
+                # Messages in front of it are under way and stay so. Those behind it are answered
+                # as not sent.
                 break  # what comes behind it must not overtake it
         self._await(producer, errors, queued, give_up_at_s)
         errors = dict(errors)  # a report that comes later still changes the other one
@@ -235,6 +237,8 @@ class KafkaExporter:
             if late_s > GRACE_S:
                 return
             if not taken_back and (late_s > 0 or _has_failed(errors, queued)):
+                # What is in flight may have arrived; it is waited for while there is time. Only
+                # when its time is over is it given up as well, with an outcome that nobody knows.
                 producer.purge(in_queue=True, in_flight=late_s > 0, blocking=False)
                 taken_back = True
             self._poll(producer)
@@ -262,7 +266,11 @@ class KafkaExporter:
     # ---------------------------------------------------------------- the producer
 
     def check_settings(self) -> None:
-        """Fail if librdkafka does not take the settings; no broker is asked."""
+        """Fail if librdkafka does not take the settings; no broker is asked.
+
+        A producer is made and dropped: librdkafka is the only judge of its own settings, and says
+        so only when it gets them.
+        """
         self._new_producer()
 
     def _usable_producer(self) -> Producer:
