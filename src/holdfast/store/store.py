@@ -144,6 +144,8 @@ class Store:
         try:
             wanted = target.new_format()
             try:
+                # The file before the database: of two processes that create the same store, one
+                # loses here, on a name that exists, and before either has made tables.
                 target.objects.put(FORMAT_KEY, [_to_json(wanted)])
             except ObjectExists:
                 wanted = target.unfinished_format()
@@ -170,6 +172,8 @@ class Store:
             found = target.format()
             references = target.references(found.store_id, create=False)
             try:
+                # An old copy of the database opens without complaint and gives out numbers a
+                # second time. The names of the commits show it, for the price of one listing.
                 check_database(references.database, target.objects)
             except BaseException:
                 references.close()
@@ -290,6 +294,8 @@ class _StoreTarget:
         try:
             self.references(found.store_id, create=False).close()
         except DatabaseLost:
+            # No database, and yet there are chunks: it was lost, and this is a store and not an
+            # attempt at one.
             if next(self.objects.list("chunks/"), None) is not None:
                 raise
             return found

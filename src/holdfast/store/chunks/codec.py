@@ -36,6 +36,7 @@ _own = threading.local()
 def encode(data: memoryview, zstd_level: int) -> tuple[bytes, Buffer]:
     """Return header and body of the object that stores a chunk."""
     body = _compressor(zstd_level).compress(data)
+    # Bytes that do not compress are stored as they are: decompressing them would only cost time.
     if len(body) < data.nbytes:
         return _HEADER.pack(MAGIC, VERSION, ZSTD, 0, data.nbytes), body
     return _HEADER.pack(MAGIC, VERSION, PLAIN, 0, data.nbytes), data

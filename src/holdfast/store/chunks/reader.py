@@ -139,6 +139,9 @@ class ChunkReader:
         not_begun = iter(batch)
         try:
             for ranges in batch:
+                # Topped up before each one is taken, so that as many as allowed are under way
+                # while the caller uses the bytes at hand. Results are taken in order; a slow one
+                # holds up those behind it, which are fetched meanwhile.
                 for next_one in itertools.islice(not_begun, self._prefetch_chunks - len(coming)):
                     coming.append(self._threads().submit(self.read_chunk, next_one.hash))
                 yield from _parts(coming.popleft().result(), ranges)
@@ -187,6 +190,8 @@ class ChunkReader:
         asked = list(dict.fromkeys(chunks))
         found = self._references.resolve(asked) if asked else {}
         if len(self._found) + len(found) > KEYS_MAX:
+            # All at once and not the oldest: keys are looked up again in batches, and an order
+            # would have to be kept for each read.
             self._found = {}
         self._found.update(found)
         return found
@@ -210,6 +215,7 @@ def _clipped(
             left_bytes -= end - start
         if end > start:
             is_whole = end - start == ref.size_bytes
+            # A part of a range has no hash to compare with; the chunk's own still covers it.
             yield ref.hash, start, end, ref.content_hash if is_whole else b""
 
 

@@ -59,11 +59,16 @@ def cut(stream: Iterable[Buffer], chunking: Chunking) -> Iterator[memoryview]:
     pieces: list[memoryview] = []
     held_bytes = 0
     for buffer in stream:
+        # Before anything refers to it: workers hash and compress in other threads, long after the
+        # caller may have filled its buffer with something else.
         whole = unchanging(buffer)
         for start in range(0, whole.nbytes, window_bytes):
             pieces.append(whole[start : start + window_bytes])
             held_bytes += pieces[-1].nbytes
             if held_bytes >= window_bytes:
+                # What is left of a window is carried into the next: its last cut is not final
+                # until more bytes are known, and the same stream must be cut alike however it
+                # arrives.
                 rest = yield from _cut_window(cutter, _joined(pieces))
                 pieces, held_bytes = [rest], rest.nbytes
     rest = yield from _cut_window(cutter, _joined(pieces))
@@ -180,6 +185,8 @@ class ChunkWriter:
         chunk = _Chunk(hash_of(view), view, tuple(children))
         with self._changed:
             self._check()
+            # Looked up under the lock, hashed before it: hashing is most of the work, and needs
+            # none.
             if not self._is_known(chunk):
                 self._wait_for_room(view.nbytes)
                 self._add(chunk)
@@ -253,6 +260,8 @@ class ChunkWriter:
         if self._open.chunks and self._failure is None:
             batch, self._open = self._open, _ChunkBatch()
             self._batches_in_flight += 1
+            # The queue of the pool is not bounded by itself. `_wait_for_room` bounds it, by the
+            # plain bytes of everything that was put and is not stored.
             self._threads.submit(self._work, batch)
 
     def _check(self) -> None:
@@ -297,6 +306,8 @@ class ChunkWriter:
 
     def _store(self, batch: _ChunkBatch) -> list[_StoredChunk]:
         """Store what nobody has stored yet."""
+        # Before the reservation as well as before the put: both cost a round trip that is in vain
+        # once the lease is gone.
         self._job.check()
         reservations = self._references.reserve_chunks(
             self._job, [(chunk.hash, chunk.data.nbytes) for chunk in batch.chunks]
@@ -310,6 +321,8 @@ class ChunkWriter:
                 stored_bytes = len(header) + memoryview(body).nbytes
             # One that is there already may be a file with the bytes of this index, which holds no
             # children yet.
+            # Nothing to do for one that is stored and refers to nothing: reserving it was enough
+            # to hold it.
             if needs_upload or chunk.children:
                 stored.append(_StoredChunk(key, chunk.children, stored_bytes))
         # An object that is put now, when the lease is gone, only has to be collected again.
@@ -344,10 +357,14 @@ class ChunkWriter:
         ready: list[_StoredChunk] = []
         waiting: list[_StoredChunk] = []
         with self._changed:
+            # The copy is only made where there are parents; data chunks, by far the most, have no
+            # children.
             unmarked = set(self._unmarked) if any(c.children for c in self._stored) else set()
             for chunk in self._stored:
                 if unmarked.isdisjoint(chunk.children):
                     ready.append(chunk)
+                    # Within one call of `mark_uploaded` a child may come before its parent, so for
+                    # those behind it in the list it counts as marked.
                     unmarked.discard(chunk.key.hash)
                 else:
                     waiting.append(chunk)
@@ -452,5 +469,7 @@ class SmallFiles:
             return True
         if self._size_bytes < self._chunking.pack_min_bytes:
             return False
+        # The path decides, not the content: a file that changes then keeps its pack's borders, and
+        # only the one pack that holds it is stored anew.
         fraction = int.from_bytes(blake3(path).digest(_FRACTION_BYTES), "little")
         return fraction * self._chunking.pack_spread_bytes < size_bytes << (8 * _FRACTION_BYTES)

@@ -79,6 +79,9 @@ class Commits:
 
         It has the batch records of its parent, too, unless new ones of the same sinks are given.
         """
+        # Batch records travel from parent to child: they say which batches of which sink are in
+        # the files, so that a batch that is repeated after a crash is recognised however many
+        # commits ago it was made.
         before = self.get(parent) if parent is not None else None
         numbered = _numbered(layers)
         self._check_collisions(numbered, before)
@@ -162,6 +165,8 @@ class Commits:
             commit = self.get(name)
             pin = self._references.pin(name)
             try:
+                # A pin is by name. Read before and after: if the name meant the same commit both
+                # times, then the pin in between was on it.
                 if self.get(name).id == commit.id:
                     return FileSet(self._store, commit.layers, pin=pin)
             except BaseException:
@@ -204,6 +209,8 @@ class Commits:
         )
         files = FileSet(self._store, layers)
         added = sum(layer.entries for layer in layers[first:])
+        # The layers of the parent were checked when it was made. Few new paths are looked up one
+        # by one; many are checked in one walk over everything.
         if first and added * _FEW < sum(layer.entries for layer in layers):
             files.check_added(first)
         elif first < len(layers):

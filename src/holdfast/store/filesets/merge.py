@@ -124,6 +124,8 @@ class Merge:
                     met.append((number, cursor.index))
                 cursor.advance()
             self._replace_top(cursor, number)
+        # By the number of the layer, which is its age. The heap orders by path first and gives no
+        # promise about equal ones once ranges were opened in between.
         met.sort()
         return [index for _, index in met]
 
@@ -192,6 +194,8 @@ def find(nodes: IndexNodes, sources: Sequence[Source], path: str, where: str) ->
         index = lookup(nodes, source.root, path) if source.root else None
         if index is not None:
             met.append(index)
+            # Newest first: anything but an append replaces the content, so what older layers say
+            # is not needed. An append needs what it appends to.
             if index.data_op.op != pb.APPEND:
                 break
         if source.tombstones.covers(path):
@@ -322,6 +326,7 @@ class Diff:
         """Yield what differs, in order of the paths."""
         while self._heap:
             path = self._heap[0][0]
+            # Linear in the number of layers, of which there are few.
             numbers = sorted(number for waiting, number in self._heap if waiting == path)
             ranges = [number for number in numbers if self._cursors[number].cursor.is_range]
             if not ranges:
@@ -347,6 +352,7 @@ class Diff:
             sides[side].append(cursor.index.data_op.data_ref[0].chunk.hash)
         if sides[0] != sides[1]:
             return False
+        # Another layer has something inside the range: equal chunks are then not the whole story.
         if any(other != path and other <= last for other, _ in self._heap):
             return False
         for number in ranges:

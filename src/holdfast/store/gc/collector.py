@@ -139,6 +139,8 @@ class Collector:
         while not self._stop.is_set():
             done = self.collect_some()
             report.add(done)
+            # Not a sum: the same lease is seen as lapsed by every batch until it is renewed or
+            # ended.
             report.leases_lapsed = done.leases_lapsed
             if not done.did_something:
                 break
@@ -155,6 +157,9 @@ class Collector:
         # What others, or this one before it died, have begun comes first.
         self._delete(self._find_deleting(), report)
         self._delete(self._begin_deleting(report), report)
+        # The order within a batch is back to front on purpose: finish what is Deleting, advance
+        # what is Removing, and only then mark more. A collector that is killed again and again
+        # still empties the last states, instead of piling up rows in the first.
         removing = self._database.transact(self._mark_removing)
         if removing:
             report.chunks_removed += len(removing)
@@ -220,6 +225,8 @@ class Collector:
                     # Whoever was first wrote the same bytes.
                     self._objects.put_many([(key, [row.record])])
                 except DiskFull:
+                    # The commit's chunks are safe without its object, since the row refers to
+                    # them.
                     continue  # first of all the disk is to be freed
                 self._seam.reached(StorePoint.COMMIT_PUT)
                 self._confirm(row.id)
@@ -281,15 +288,24 @@ class Collector:
         return batch
 
     def _mark_deleting(self, connection: Connection) -> tuple[ChunkSizes, int]:
-        """Let rows that are Removing let go what they refer to; what that frees is garbage next."""
+        """Let rows that are Removing let go what they refer to; what that frees is garbage next.
+
+        Edges go in the same transaction as the state: a crash between the two would either leave
+        references of a chunk that is gone, or free children of one that is still there.
+        """
         found = _batch(connection, self._lock_some(BEGIN_DELETING, None).where(IS_DYING))
         targets: Counter[ChunkKey] = Counter()
         batch: ChunkSizes = {}
         for key, outgoing in self._outgoing(connection, list(found)).items():
+            # An index chunk refers to thousands of others, a data chunk to none. Counting rows
+            # alone would make transactions of any size; the first chunk is always taken, however
+            # many references it has.
             if targets and targets.total() + len(outgoing) > self._settings.batch_edges:
                 break  # the rest waits for the next transaction
             targets.update(outgoing)
             batch[key] = found[key]
+        # Dying rows were locked first (`_lock_some`), the targets, which live, are locked now: the
+        # order that database.py prescribes.
         self._drop_edges(connection, list(batch))
         lock_rows(self._database, connection, [key.hash for key in targets])
         take_step(self._database, connection, UNREFER, targets)

@@ -103,6 +103,8 @@ def insert_commit(
     )
     row = connection.execute(asked).mappings().first()
     if row is not None:
+        # Both must match: the same job may be asked for another record under the same name, which
+        # is a conflict, and another job with the same record has not published it.
         if row["job_id"] == job_id and row["record"] == record:
             return CommitId(row["id"])  # the same call, repeated
         raise CommitExists(
@@ -123,6 +125,8 @@ def confirm(database: Database, connection: Connection, commit_id: CommitId) -> 
     confirmed = database.step(CONFIRM).where(commit.c.id == commit_id)
     if connection.execute(confirmed).rowcount == 0:
         asked = select(commit.c.state).where(commit.c.id == commit_id)
+        # No row changed: confirmed before, by this caller or by a collector, which is fine; or
+        # deleted since, which is not.
         if connection.execute(asked).scalar() != CommitState.PUBLISHED:
             raise unknown(f"number {commit_id}")
 

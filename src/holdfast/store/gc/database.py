@@ -239,6 +239,8 @@ class Database:
         self._numbers_lock = threading.Lock()
         bind_to_process(self)
         try:
+            # Also on a database that exists: this is where its version and its store are checked,
+            # before any caller gets to see a row.
             self.transact(lambda connection: self._prepare(connection, store_id, create))
         except BaseException:
             self.close()
@@ -263,6 +265,8 @@ class Database:
                 with turn, self.engine.begin() as connection:
                     return work(connection)
             except DBAPIError as error:
+                # Before the question whether to repeat: repeating does not help unless something
+                # is freed.
                 if self._is_full(error):
                     if spends and self.reserve is not None and self.reserve.spend():
                         continue
@@ -270,6 +274,8 @@ class Database:
                 again = _may_be_repeated(error)
                 if again and attempt + 1 < self.settings.transaction_attempts:
                     continue
+                # What is left is the database being away. Anything else (a broken constraint, a
+                # bug in a statement) is raised as it is, with its stack.
                 if again or isinstance(error, OperationalError):
                     raise self._unavailable(error) from error
                 raise
@@ -310,6 +316,9 @@ class Database:
         Never inside of a transaction: they are taken from the database in one of their own.
         """
         with self._numbers_lock:
+            # A block at a time: one row that every writer updates would otherwise be the
+            # bottleneck of the store. A process that dies loses the rest of its block; numbers
+            # have 63 bits.
             while len(self._numbers) < count:
                 self._numbers += self.transact(self._take_numbers, spends=spends)
             taken, self._numbers = self._numbers[:count], self._numbers[count:]
@@ -337,7 +346,12 @@ class Database:
             )
 
     def step(self, step: Transition, *, times: bool = False) -> Update | Delete:
-        """Return the guarded statement of a step; with `times`, taken `:times` times at once."""
+        """Return the guarded statement of a step; with `times`, taken `:times` times at once.
+
+        The transition table is the only place that says what a row may do; this turns a line of it
+        into SQL. Statements are never written by hand, so the model that the tests check and the
+        statements that run cannot drift apart.
+        """
         table = TABLES[step.table]
         guard = [self._met(table, condition) for condition in step.guard]
         if step.deletes:
@@ -401,6 +415,9 @@ class Database:
 
     def _prepare(self, connection: Connection, store_id: str, create: bool) -> None:
         """Make the tables, or migrate them, in one transaction that others wait for."""
+        # Two processes that open a new store would both make the tables. SQLite's transaction
+        # excludes the other; on PostgreSQL `CREATE TABLE IF NOT EXISTS` may still collide, so an
+        # advisory lock does.
         if self.engine.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})"))
         version = self._version(connection)

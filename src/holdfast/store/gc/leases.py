@@ -70,6 +70,9 @@ class StoreLease:
         with self._lock:
             if self.lost.is_set():
                 return
+            # Under the lock, calls outside of it: a callback may ask for this very lease. Whoever
+            # registers after the flag is set is called by `on_lost` itself, so nobody is missed or
+            # called twice.
             self.lost.set()
             calls = list(self._on_lost)
         for call in calls:
@@ -77,6 +80,8 @@ class StoreLease:
 
     def release(self) -> None:
         """Give back the lease and all that it holds. May be repeated."""
+        # Set first and not undone: should the database be away, the lease lapses by itself, and
+        # what it holds is released by a collector.
         if not self._released:
             self._released = True
             self._keeper.release(self)
@@ -163,6 +168,7 @@ class LeaseKeeper:
         except StoreUnavailable:
             self._lose_those_too_old()
             return
+        # A lease may have been released while the database was asked; it is then in neither list.
         with self._lock:
             for number in renewed:
                 if leases[number] in self._renewed_s:
@@ -182,6 +188,9 @@ class LeaseKeeper:
 
         The database cannot be asked; a collector beside it may have ended them by now. The holders
         stop before they store what would be collected.
+
+        Measured from when the last renewal was *asked for*, by the monotonic clock: that is no
+        later than what the database wrote, so this side always stops first.
         """
         now_s = self._clock.monotonic_s()
         with self._lock:
@@ -206,6 +215,8 @@ def check_lease(database: Database, connection: Connection, lease: StoreLease) -
     """Lock a lease's row, so that it cannot end before the transaction does; refuse if it ended."""
     asked = select(job.c.id).where(job.c.id == lease.id, *database.guard(WORK))
     if connection.execute(asked.with_for_update(read=True)).first() is None:
+        # The database's word is final. Others that share the lease should stop now, and not each
+        # by an error of its own.
         lease.lose()
         raise lease.lapsed()
 

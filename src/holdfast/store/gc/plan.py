@@ -1,6 +1,9 @@
 """The plan: what a collection would do now, and why; nothing is changed by looking.
 
 Chunks that go take along what only they refer to. The plan follows these references, up to a bound.
+
+A plan is an estimate. It is read in one transaction without locks, counts what would go, and stops
+at `plan_rows_max`; the collector decides again, row by row and under locks, whatever was planned.
 """
 
 from __future__ import annotations
@@ -161,6 +164,9 @@ class _CollectionPlanner:
                 key = ChunkKey(row["hash"], row["generation"])
                 if key not in wanted or key in self._planned:
                     continue
+                # Freed only when the last of its references goes: a chunk that two chunks share is
+                # planned when both are. References are counted once each, since a source is
+                # followed once.
                 left = row["refcount"] + row["holds"] - self._going[key]
                 size_bytes = row["size_bytes"] if row["uploaded"] else 0
                 if left == 0 and self._plan(key, size_bytes, reason):

@@ -233,6 +233,7 @@ class _Rebuild:
         rebuilding = select(meta.c.number).where(meta.c.name == "rebuilding")
         rows = connection.execute(select(func.count()).select_from(chunk)).scalar_one()
         if rows and not connection.execute(rebuilding).scalar_one():
+            # The guard against the worst mistake: a rebuild begins by deleting every row.
             raise BadInput(
                 "the database is not lost: it knows chunks",
                 hint="check the store instead; to rebuild all the same, name an empty database",
@@ -280,7 +281,13 @@ class _Rebuild:
         self._report.chunks += len(rows)
 
     def _drop_superseded(self, connection: Connection) -> int:
-        """Let the newest generation of each hash be the current one."""
+        """Let the newest generation of each hash be the current one.
+
+        Objects do not say which generation was current when the database was lost. The newest is
+        the safest guess: it was uploaded last, and an older one with the same hash has the same
+        bytes. The others become rows that were never uploaded, which is garbage that a collector
+        understands.
+        """
         newer = chunk.alias()
         is_older = (
             select(newer.c.hash)
@@ -308,6 +315,8 @@ class _Rebuild:
             self._report.damaged_commits.setdefault(name, str(error))
             self._hides_others = True
             return
+        # Written in batches while walking: a commit may lead to millions of chunks, and the
+        # database is marked as being rebuilt, so nobody sees half of it.
         walked: list[WalkedChunk] = []
         try:
             for one in walk(record, self._resolve):
@@ -318,6 +327,7 @@ class _Rebuild:
         except (ObjectMissing, Damaged) as error:
             self._report.damaged_commits.setdefault(name, str(error))
             self._hides_others = True
+        # Also after damage: what was reached before it is in use, and must not become garbage.
         self._add_edges(name, number, walked)
         self._database.transact(partial(self._insert_commit, named=named, record=record))
         self._report.commits += 1

@@ -10,6 +10,13 @@
 
 Nothing here waits for a delete, and no call of one job waits for another job's upload. Every call
 may be repeated: what it finds done, it does not do again.
+
+**Why generations.** A writer may want a chunk at the moment in which a collector deletes it.
+Waiting for the delete would couple the two; ignoring it would lose the chunk. So a chunk that is
+dying is never revived: the writer gets a row of its own for the same hash, under a new number, and
+uploads the object once more under a name that contains that number. Deleter and writer then never
+touch the same row or the same object. Readers ask for a hash and get whichever generation is
+current.
 """
 
 from __future__ import annotations
@@ -121,6 +128,8 @@ class References:
 
     def pin(self, name: str) -> CommitPin:
         """Keep all that a commit refers to for a reader, also if the commit is deleted."""
+        # Readers may spend the reserve, writers may not: on a full disk, getting data out is what
+        # helps.
         opened = CommitPin(self._leases, self._number(spends=True), JobKind.PIN, name)
         self._keep(opened, lambda connection: self._pin(connection, opened))
         return opened
@@ -153,8 +162,13 @@ class References:
         sizes = dict(chunks)
         _check_hashes(sizes)
         held: dict[ChunkHash, Reservation] = {}
+        # Sorted: all transactions lock rows by hash, so two writers of the same content queue up
+        # behind each other and do not deadlock.
         for part in slices(sorted(sizes), self.settings.batch_rows):
             given = {hash_: sizes[hash_] for hash_ in part}
+            # Taken before the transaction, one for each that might be new, and given back if it
+            # was not: asking inside would be a second transaction within the first, which SQLite
+            # cannot do.
             numbers = self.database.numbers(len(given))
             reserved, used = self.database.transact(
                 partial(self._reserve, job=job, sizes=given, numbers=numbers), spends=False
@@ -223,6 +237,8 @@ class References:
 
         def publish(connection: Connection) -> CommitId:
             check_lease(self.database, connection, job)
+            # The roots are locked and must be current: a commit of a chunk that a collector has
+            # begun to remove would be published and unreadable.
             rows = locked_rows(self.database, connection, roots)
             keys = [_current_key(rows, root) for root in roots]
             given = (number, name, record)
@@ -291,6 +307,8 @@ class References:
 
         def open_(connection: Connection) -> None:
             if connection.execute(select(job.c.id).where(job.c.id == lease.id)).first():
+                # A connection may break after COMMIT was sent. `transact` then runs this again,
+                # and a second insert would fail on the primary key.
                 return  # the transaction had happened, only its answer was lost
             times = {"created": self.database.now, "lease_until": self.database.lease_end}
             holder = this_process()._asdict()

@@ -72,6 +72,7 @@ def locked_rows(
     """
     wanted = sorted(set(hashes))
     found = _locked_once(database, connection, wanted)
+    # On SQLite the transaction holds the whole database, and one look sees everything.
     while database.locks_rows:
         before, found = found, _locked_once(database, connection, wanted)
         if all(found[hash_].keys() <= before.get(hash_, {}).keys() for hash_ in found):
@@ -108,7 +109,10 @@ def lock_rows(database: Database, connection: Connection, hashes: Iterable[Chunk
 
 
 def current(generations: Generations | None) -> int | None:
-    """Return the generation of a hash that is uploaded and not dying, if there is one."""
+    """Return the generation of a hash that is uploaded and not dying, if there is one.
+
+    At most one: `_mark` lets the first writer win, and a dying row is not in `generations`.
+    """
     for generation, row in (generations or {}).items():
         if row["uploaded"]:
             return generation

@@ -98,6 +98,8 @@ class DatabaseReserve:
 
     def _make(self, size_bytes: int) -> None:
         with self._lock:
+            # Looked at on disk and not remembered: other processes spend and restore the same
+            # file.
             if self._held_bytes() >= size_bytes:
                 return
             unfinished = self.path.with_name(f"{self.path.name}.new")
@@ -106,6 +108,8 @@ class DatabaseReserve:
             with contextlib.suppress(FileNotFoundError):
                 # Too small to keep, and in the way of a larger one.
                 self._disk.unlink(self.path, ReservePoint.SPEND)
+            # Until the rename: if writing fails now, `restore` knows that there is something to
+            # put back.
             self._is_spent = True
             try:
                 self._write(unfinished, size_bytes)

@@ -70,6 +70,8 @@ class CollectorThread:
         clock = self.references.seam.clock
         swept_s: float | None = None
         while not self._stop.is_set():
+            # Before the work: a call that wakes the thread while it collects makes it collect once
+            # more, since its chunks may have been marked behind the batch at hand.
             self._wake.clear()
             try:
                 self.collector.collect()
@@ -97,6 +99,8 @@ class GcService:
     ) -> None:
         """Listen on `address`; beyond this machine only with `tokens` and (key, certificate)."""
         host = address.rpartition(":")[0]
+        # Both, since a token without TLS is readable on the wire, and TLS without a token lets
+        # everyone delete.
         if host not in LOOPBACK and not (tokens and certificate):
             raise BadConfig(
                 f"the collector would be open to everybody on {address}",

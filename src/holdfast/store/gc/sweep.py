@@ -76,6 +76,9 @@ class Sweeper:
         _check_numbers(self._database, named)
         known = self._database.read(partial(_known, named=named))
         old_enough_s = self._objects.now_s() - self._database.settings.orphan_grace_s
+        # Order matters: listed first, looked up second. Looked up first, an object that was
+        # reserved and put in between would be listed, found without a row, and saved by nothing
+        # but the grace.
         orphans = [one.stored for one in named if one.number not in known]
         old = [stored for stored in orphans if stored.modified_s <= old_enough_s]
         size_bytes = sum(stored.size_bytes for stored in old)

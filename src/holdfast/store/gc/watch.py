@@ -124,8 +124,13 @@ class LeaseWatch:
 
     def _judge(self, row: Any) -> LeaseVerdict:
         holder = Holder(row["host"] or "", row["pid"] or 0, row["boot"] or "", row["started"] or "")
+        # The one verdict that needs no waiting: the process table of this machine and boot says
+        # so. With PostgreSQL the holder may be on another machine, whose process table nobody here
+        # can see.
         if is_dead(holder, one_machine=not self._database.locks_rows):
             return LeaseVerdict.DEAD
+        # By the wall clock, which may be wrong; but only in the harmless direction, since what it
+        # calls past is watched for a whole length before it ends.
         if not row["is_past"]:
             return LeaseVerdict.AT_WORK
         _, now_s = self._moment(row)
@@ -157,6 +162,8 @@ class LeaseWatch:
         ended = 0
         for row, verdict in over:
             step = CLOSE if verdict is LeaseVerdict.DEAD else EXPIRE
+            # Judged outside of the transaction; a renewal since then has changed `lease_until`,
+            # and the statement changes no row.
             same = (job.c.id == row["id"], job.c.lease_until == row["lease_until"])
             ended += connection.execute(self._database.step(step).where(*same)).rowcount
         for row in new:

@@ -102,6 +102,8 @@ class LocalObjects:
         self._threads.shutdown()
         if self._mark_lock is not None:
             with contextlib.suppress(OSError):
+                # The name before the lock: unlocked first, it would for a moment look like that of
+                # a dead process.
                 self._disk.unlink(self._lock_path(self._mark), ObjectPoint.TIDY)
             self._disk.unlock(self._mark_lock)
             self._mark_lock = None
@@ -199,6 +201,8 @@ class LocalObjects:
         if mark == self._mark:
             return False
         try:
+            # Taking the lock is the test: it succeeds only if the process that held it is dead,
+            # whatever its number is now.
             handle = self._disk.lock(self._lock_path(mark), "")
         except LockHeld:
             return False
@@ -250,6 +254,8 @@ class LocalObjects:
             temporaries = [folder / f"{mark}.{next(self._numbers)}" for _ in items]
             try:
                 self._write(temporaries, [data for _, data in items])
+                # Only after every sync: a name that exists is a promise that the bytes behind it
+                # are durable, and other writers rely on it without looking.
                 existing = self._link(temporaries, targets)
                 self._run_concurrently(
                     lambda path: self._disk.sync_dir(path, ObjectPoint.DIR_SYNC), _parents(targets)
@@ -307,6 +313,7 @@ class LocalObjects:
                 self._disk.make_dir(directory, ObjectPoint.MAKE_DIR)
             for parent in _parents(new):
                 self._disk.sync_dir(parent, ObjectPoint.PARENT_SYNC)
+            # After the syncs: if one fails, the next put makes and syncs them again.
             self._known_dirs |= new
 
     def _run_concurrently(self, call: Callable[[Item], None], items: Sequence[Item]) -> None:
@@ -321,6 +328,8 @@ class LocalObjects:
         if len(items) == 1:
             work()
             return
+        # One task for each thread and not for each item: handing thousands of small items to a
+        # pool costs more than the calls themselves.
         futures = [self._threads.submit(work) for _ in range(min(SYNC_THREADS, len(items)))]
         wait(futures)
         for future in futures:

@@ -102,6 +102,8 @@ class RemoteObjects:
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         folder = prefix.rpartition("/")[0]  # a bucket lists by whole parts of a path
+        # Page by page, each a request that can be tried again. A generator of the client library
+        # could not be continued after an error in the middle.
         last: str | None = None
         while page := self._try(folder, functools.partial(self._page, folder, last)):
             for meta in page:
@@ -111,6 +113,9 @@ class RemoteObjects:
             last = page[-1]["path"]
 
     def now_s(self) -> float:
+        """By the bucket's clock, since it is compared with the `modified_s` that the bucket
+        reports. A bucket tells its time only with an object.
+        """
         self._try(CLOCK_KEY, lambda: obstore.put(self._store, CLOCK_KEY, b"now"))
         head = self._try(CLOCK_KEY, lambda: obstore.head(self._store, CLOCK_KEY))
         return head["last_modified"].timestamp()
@@ -165,6 +170,8 @@ class RemoteObjects:
                     path=self._url,
                 ) from error
             except (GenericError, JoinError) as error:
+                # Given up before the pause and not after: nobody gains from waiting for a try that
+                # is not made.
                 late = self._clock.monotonic_s() + pause_s > give_up_s
                 if attempt == self._limits.retries or late or self._closed.is_set():
                     raise self._unavailable(error, attempt + 1) from error
