@@ -28,7 +28,11 @@ def listeners_of(config: object) -> Mapping[str, str]:
 
 
 def clash(one: Address, other: Address) -> bool:
-    """Whether two listeners cannot have both; port 0 is a different one each time."""
+    """Whether two listeners cannot have both; port 0 is a different one each time.
+
+    By text alone: a name and the address it resolves to are taken for two hosts. What is missed
+    here is an error at the start, from the operating system.
+    """
     if one.port != other.port or one.port == 0:
         return False
     return one.host == other.host or bool({one.host, other.host} & _WILDCARDS)
@@ -42,7 +46,11 @@ def reaches(target: Address, listening: Address) -> bool:
 
 
 def addresses_in(value: object) -> Iterator[Address]:
-    """Yield the addresses of every URL in a tree of settings."""
+    """Yield the addresses of every URL in a tree of settings.
+
+    Looks at every text of an exporter's settings, since no key says that it is the address:
+    third-party exporters call theirs what they like.
+    """
     if isinstance(value, dict):
         for inner in value.values():
             yield from addresses_in(inner)
@@ -60,7 +68,11 @@ def addresses_in(value: object) -> Iterator[Address]:
 
 
 def of_worker(settings: FlightSettings, worker: int) -> FlightSettings:
-    """Return the settings of one of several workers."""
+    """Return the settings of one of several workers.
+
+    Flight cannot share a port among processes as receivers do (a client must reach the worker that
+    owns a given quiver), so each worker takes the next one. Port 0 stays 0: the system chooses.
+    """
     if worker == 0:
         return settings
     host, _, port = settings.listen.rpartition(":")

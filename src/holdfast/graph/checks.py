@@ -1,4 +1,13 @@
-"""What can be wrong with a graph as a whole, each finding at the line that has to change."""
+"""What can be wrong with a graph as a whole, each finding at the line that has to change.
+
+**All findings in one pass.** Whoever fixes a file wants the whole list, so a check never stops at
+the first error, and none may crash on what an earlier one has reported. The order of `check_graph`
+serves that: single nodes first, then single connections, then (only if every name is known and
+nothing goes in a circle) the paths through the graph, then what only a plan shows.
+
+**Errors and warnings.** An error is what would lose events, never start, or mean something else
+than it says. A warning is what does nothing, or works and is probably not meant.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +58,7 @@ def check_graph(graph: Graph, document: Document, names: Collection[str]) -> Non
     checker.settings_fit_the_kind()
     checker.addresses()
     checker.directories()
+    # Counted from here: mistakes in single settings do not keep the plan from being looked at.
     before = document.errors
     check_to_nodes(graph, document)
     checker.connections()
@@ -173,6 +183,8 @@ class _Checker:
             behind = {one.name for one in reached(self._graph, node)}
             if node.name not in behind or node.name in told:
                 continue
+            # All that can reach this node and are reached by it: the same circle seen from any of
+            # its members, so that it is reported once.
             circle = sorted(
                 name
                 for name in behind
@@ -235,7 +247,11 @@ class _Checker:
                 self._error(self._node_place(node.name), message, hint)
 
     def _unused(self) -> None:
-        """Warn of what is written in the file and does nothing, or only fills the disk."""
+        """Warn of what is written in the file and does nothing, or only fills the disk.
+
+        Warnings, since a file that is being written has such nodes for a while; and a quiver that
+        nobody reads is a legitimate recorder, for as long as its caps are meant.
+        """
         sources = [*self._graph.quivers, *self._graph.of_kind("receiver")]
         used = {one.name for source in sources for one in reached(self._graph, source)}
         read = {quiver for _, quiver in named_sources(self._graph.settings.pipelines)}
@@ -268,6 +284,8 @@ class _Checker:
             if quiver.to_nodes is not None:
                 fed.append((quiver.to_nodes.name, quiver.to_nodes.name))
             for name, exporter in fed:
+                # A destination is one subscriber, and a subscriber belongs to one quiver. Two of
+                # them would be two orders, two lags and two accounts under one name.
                 if owners.setdefault(name, quiver.name) != quiver.name:
                     message = f"{name!r} is fed by two quivers"
                     hint = "a destination has one order; add a second exporter"
@@ -428,6 +446,7 @@ class _Checker:
                 continue
             place = self._setting_place(node, key)
             for other, taken in seen:
+                # Inside counts as well: retention measures a directory with everything below it.
                 if _overlap(directory.resolve(), taken.resolve()):
                     message = f"its directory is also that of {other!r}, or one is inside the other"
                     self._error(place, message, "give each a directory of its own")
@@ -454,6 +473,10 @@ def _exclude_each_other(chains: tuple[ProcessorSteps, ...]) -> bool:
 
 
 def _part_at_a_router(one: ProcessorSteps, other: ProcessorSteps) -> bool:
+    """Two chains part at the first step in which they differ. If that is the same node by two
+    ports, a router has decided, and an event takes one of them; if it is two nodes, both may
+    let it through.
+    """
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
             return mine.node is theirs.node

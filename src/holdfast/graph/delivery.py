@@ -24,6 +24,10 @@ def chain_of(
 
 
 def _function(step: ChainStep) -> Callable[[Any], Unit | None]:
+    """A router is asked once per path and not once per event: each path is a chain of its own, and
+    lets through what the router sends to its port. Rules are cheap, and no state is shared between
+    paths.
+    """
     if step.port is None:
         return cast("Processor", step.node.processor).process
     router = cast("Router", step.node.processor)
@@ -40,6 +44,7 @@ class RoundRobin:
     def __init__(self, exporters: Sequence[Exporter]) -> None:
         self._exporters = exporters
         self._next = 0
+        # A batch is cut before it is known whose turn it is, so it must suit the smallest.
         self.max_batch_events = min(one.max_batch_events for one in exporters)
         self.max_batch_bytes = min(one.max_batch_bytes for one in exporters)
 

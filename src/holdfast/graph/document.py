@@ -307,6 +307,8 @@ class _Composer:
     def __init__(self, text: str) -> None:
         self._text = text
         self._anchors: dict[str, _YamlNode] = {}
+        # A generator: errors of the parser come out of the `next` that meets them, as `_Stop` with
+        # a place.
         self._events = self._parse()
 
     def _parse(self) -> Iterator[yaml.Event]:
@@ -356,6 +358,8 @@ class _Composer:
         else:
             assert isinstance(event, yaml.SequenceStartEvent), f"BUG: {event}"
             node = _Sequence(place, list(self._items(depth + 1)), event.tag)
+        # After its content: an alias to something that is not complete yet is an unknown anchor,
+        # so a node cannot contain itself.
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
@@ -390,7 +394,11 @@ class _YamlReader:
         self._nodes += 1
         if self._nodes > NODES_MAX:
             hint = "aliases count with everything below them"
+            # The "billion laughs": nine lines of nested aliases are a billion values. They are
+            # counted where they are expanded, before memory is used for them.
             raise _Stop(node.place, f"more than {NODES_MAX} values", hint)
+        # By path, for aliases too: each use of an anchor has a path of its own, and points to the
+        # anchor.
         self._document.values[path] = node.place
         if node.tag not in _TEXT_TAGS or (node.tag and not isinstance(node, _Scalar)):
             hint = "write plain values; quotes make a text"
@@ -424,6 +432,9 @@ class _YamlReader:
 
     def _scalar(self, node: _Scalar, path: TreePath) -> Any:
         if "${" not in node.text:
+            # A scalar with a reference is text, whatever is put in its place: a token that happens
+            # to be all digits must not become a number. Settings that want a number take it from
+            # text.
             return resolve(node.text) if node.plain and not node.tag else node.text
         for bare in bare_references(node.text):
             message = f"{bare} is not replaced"

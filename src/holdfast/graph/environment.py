@@ -1,4 +1,9 @@
-"""Whether this machine can run a graph: directories, files that it names, ports that are free."""
+"""Whether this machine can run a graph: directories, files that it names, ports that are free.
+
+Apart from the other checks, because these are about here and now. A file is validated in CI, on a
+machine that has neither the directories nor the ports; these are run where a gateway is about to
+start.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +55,7 @@ def caps_beyond_disks(loaded: Loaded) -> list[ConfigFinding]:
     for one in plan(loaded.graph):
         cap_bytes = one.config.retention.size_cap
         directory = one.directory.absolute()
+        # The directory itself may not exist yet: what counts is the disk it would be made on.
         there = next(path for path in (directory, *directory.parents) if path.exists())
         disk_bytes = shutil.disk_usage(there).total
         if cap_bytes > disk_bytes:
@@ -181,6 +187,10 @@ def _java(loaded: Loaded) -> Iterator[EnvironmentProblem]:
 
 
 def _cannot_listen(text: str) -> str | None:
+    """By listening, for a moment: whether a port is free, and whether this user may have it, is
+    known to nobody but the kernel. With SO_REUSEADDR, as the servers do: a port in TIME_WAIT is
+    free to them.
+    """
     host, port = parse_address(text)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

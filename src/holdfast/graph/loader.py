@@ -81,6 +81,9 @@ class _Loader:
         is_sound = settings is not None
         if settings is None:
             # What is wrong does not keep the rest from being checked: all errors in one pass.
+            # The sections that are sound, without those that are not. It is never run: `is_sound`
+            # stays False, and the caller gets None. It only lets the checks below see the rest of
+            # the file.
             settings = rest_of(GraphFile, self._document.value, _indivisible)
             self._look_at_configs(() if settings is None else settings.nodes)
         if settings is None:
@@ -162,7 +165,11 @@ class _Loader:
         return validated(model, dict(value), self._document, (*at, "config"))
 
     def _import_receivers(self) -> None:
-        """Import the receivers, which register their signals: `delivery` may name these."""
+        """Import the receivers, which register their signals: `delivery` may name these.
+
+        Before anything is validated, because validating `delivery.signals` asks which signals
+        there are.
+        """
         for _, component, _ in self._found():
             if component.kind == "receiver":
                 with suppress(ImportError):  # reported with its node
@@ -189,7 +196,11 @@ class _Loader:
 
 
 def _indivisible(path: TreePath) -> TreePath:
-    """Return what an error takes with it: of a node all but its delivery, else its section."""
+    """Return what an error takes with it: of a node all but its delivery, else its section.
+
+    Too much taken away hides other errors of the same section; too little leaves half a node,
+    about which every later check would complain once more.
+    """
     if path[:1] == ("nodes",):
         return path[:3] if path[2:3] == ("delivery",) else path[:2]
     if path[:1] == ("pipelines",):

@@ -2,6 +2,9 @@
 
 Two steps, because the settings of a node depend on its type: `GraphFile` is the file with each
 node's `config` still plain data, `Graph` has them checked by the component's own model.
+
+Both are immutable. A reload builds a new `Graph` and compares; nothing that runs sees its settings
+change beneath it.
 """
 
 from __future__ import annotations

@@ -91,6 +91,8 @@ class _FoundPaths:
     def add(self, name: str, exporters: tuple[Node, ...], chain: ProcessorSteps) -> None:
         self.exporters[name] = exporters
         chains = self.chains.setdefault(name, [])
+        # Two ports of the same processor may lead to the same exporter without a router between
+        # them: the same steps twice would only be tried twice.
         if chain not in chains:
             chains.append(chain)
 
@@ -151,7 +153,11 @@ def _implicit(graph: Graph) -> QuiverPlan:
 
 
 def _walk(graph: Graph, node: Node, chain: ProcessorSteps, found: _FoundPaths) -> None:
-    """Follow every port to exporters, noting the processors passed on the way."""
+    """Follow every port to exporters, noting the processors passed on the way.
+
+    A depth-first walk that visits a node once for each path to it, not once: the path is what
+    matters. Files have tens of nodes, and circles were refused before.
+    """
     for port_name, port in node.ports.items():
         if node.processor is not None:
             further = (*chain, ChainStep(node, port_name if node.routes else None))
@@ -160,6 +166,8 @@ def _walk(graph: Graph, node: Node, chain: ProcessorSteps, found: _FoundPaths) -
         behind = [graph.nodes[name] for name in port.destinations]
         if takes_turns(port):
             found.add(group_name(node, port_name), tuple(behind), further)
+            # Exporters that take turns are one destination, so they are not walked into one by
+            # one.
             continue
         for target in behind:
             if target.sends_parts:

@@ -59,7 +59,11 @@ def _check_served(graph: Graph, document: Document) -> None:
 
 
 def _check_names(graph: Graph, document: Document) -> None:
-    """A source names a quiver of the file, a directory that is nobody else's, or an address."""
+    """A source names a quiver of the file, a directory that is nobody else's, or an address.
+
+    A name without a slash is meant to be a quiver of this file, so a mistyped one is an error and
+    not a new folder. A sink may name what does not exist yet: it makes it.
+    """
     owned = _owned(graph)
     written = {named for _, is_source, named in _named(graph) if not is_source}
     for at, is_source, named in _named(graph):

@@ -73,6 +73,7 @@ def load_pipelines(
     file = Path(os.path.abspath(path))
     document = read_document(file, Substitution(os.environ, file.parent))
     document.file = os.fspath(path)
+    # A gateway's file is loaded whole: its pipelines may name its quivers, and are wrong if it is.
     if isinstance(document.value, dict) and "nodes" in document.value:
         return _of_graph(path, document, parse, imports)
     settings = None
@@ -133,7 +134,11 @@ def ask_for_access(data_dir: Path) -> Access | None:
 def _with_token(
     pipeline: PipelineSettings, quivers: Mapping[str, str], token: str | None, ca_file: str | None
 ) -> PipelineSettings:
-    """Give the gateway's own token to the vertices that use its quivers, unless they have one."""
+    """Give the gateway's own token to the vertices that use its quivers, unless they have one.
+
+    It reaches only the vertices that use one of the gateway's quivers; one that names a token
+    keeps it, since it may read from another gateway.
+    """
     given = {"token": None if token is None else Secret(token), "ca_file": ca_file}
     vertices = {
         name: vertex.model_copy(

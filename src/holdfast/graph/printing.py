@@ -66,7 +66,11 @@ def _settings_of(node: Node) -> dict[str, Any]:
 
 
 def _filled_in(config: Settings) -> dict[str, Any]:
-    """Return settings with their defaults, but for those that may not be written beside others."""
+    """Return settings with their defaults, but for those that may not be written beside others.
+
+    Which defaults may be written beside each other is known to the validators of a component alone
+    (one of two keys, never both). So each is tried, and kept if the whole still validates.
+    """
     kept = {key: getattr(config, key) for key in config.model_fields_set}
     for key in type(config).model_fields:
         with_default = {**kept, key: getattr(config, key)}
@@ -97,7 +101,12 @@ def _without_secrets(text: str) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what `document.resolve` reads back as it was."""
+    """Writes what `document.resolve` reads back as it was.
+
+    PyYAML writes for YAML 1.1 readers. Here text that YAML 1.2 would take for a number has to be
+    quoted, and text that only YAML 1.1 would misread (`on`, `12:30`) is quoted as well, for other
+    tools.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

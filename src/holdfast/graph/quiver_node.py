@@ -34,7 +34,11 @@ _APPEND, _WAL, _SEGMENT, _RETENTION = (
 
 
 class _QuiverSection(FileSettings, ABC):
-    """A part that becomes a part of the quiver's own configuration, which checks its bounds."""
+    """A part that becomes a part of the quiver's own configuration, which checks its bounds.
+
+    The bounds are written once, in the quiver's dataclasses. Making one here, and throwing it
+    away, turns a bound that does not hold into a finding at the line of the section.
+    """
 
     @model_validator(mode="after")
     def _bounds_hold(self) -> Self:
@@ -170,6 +174,8 @@ class Config(Settings):
 
     def as_config(self) -> QuiverConfig:
         """Return it as the quiver takes it; it describes all workers together."""
+        # A single request that needs more than a sixteenth of the cap could be refused for want of
+        # room in a quiver that is nearly empty, since it is stored twice while it is sealed.
         bundle_bytes = min(BUNDLE_BYTES_MAX, self.retention.size_cap // _BUNDLES_PER_CAP)
         return QuiverConfig(
             append=replace(

@@ -6,6 +6,11 @@ makes everything about exporters (data nodes included), their `delivery` and the
 them safe to change, and so are handlers of rejected events, tokens of receivers, `drain` and
 `logging.level`. What a listening socket, a directory or a number of processes depends on needs a
 restart; it is reported.
+
+The file that runs is never half of two. Destinations are replaced one at a time, each is either as
+the old file says or as the new one does, and the report names those that stayed. What needs a
+restart is not applied in part either: the graph keeps its old settings, so that a later reload
+compares with what really runs.
 """
 
 from __future__ import annotations
@@ -108,7 +113,12 @@ async def _replace(
         elif name not in before:
             await _add(gateway, quiver, after[name], report, f"the destination {name} is new")
         elif not _same_way(before[name], after[name]):
+            # Stopped before the new one is made: both would attach under one name, and the second
+            # would fence the first off in the middle of a send.
             await gateway.remove_destination(quiver, name)
+            # The settings were validated; what can still fail is what only the exporter's library
+            # or the disk knows. The destination continues where it was, since its progress is in
+            # the ledger.
             if not await _add(gateway, quiver, after[name], report, f"the destination {name}"):
                 await gateway.add_destination(quiver, before[name])
 

@@ -61,7 +61,11 @@ def _config_schema(component: Component, definitions: dict[str, Any], name: str)
 
 
 def _with_references(schema: Any) -> Any:
-    """Let every number and boolean, and every text with a form, be written as a reference too."""
+    """Let every number and boolean, and every text with a form, be written as a reference too.
+
+    Editors check the file as it is written, before anything is replaced; without this every
+    `${env:PORT}` would be marked as a mistake. Plain text needs nothing: a reference is text.
+    """
     if isinstance(schema, list):
         return [_with_references(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -179,7 +183,12 @@ class _Table:
 
 
 def _unit(members: list[dict[str, Any]]) -> str | None:
-    """Tell sizes and durations by the patterns that their text has."""
+    """Tell sizes and durations by the patterns that their text has.
+
+    A schema has no type for sizes and durations: both are a number or text of a certain form. The
+    form is the only thing that tells them apart, so it must stay in the patterns of
+    `settings.units`.
+    """
     patterns = " ".join(one.get("pattern", "") for one in members)
     null = " or null" if any(one.get("type") == "null" for one in members) else ""
     if "KMGT" in patterns:

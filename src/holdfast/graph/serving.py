@@ -52,6 +52,8 @@ class Serving:
         is_own = settings is None
         settings = settings or FlightSettings(listen="127.0.0.1:0")
         self._token: str | None = None
+        # Without any token in the file the server is open to this machine on purpose, and a token
+        # of ours would lock everyone else out.
         if settings.tokens or is_own:
             self._token = own_token(graph.data_dir)
             own = FlightToken(name=_OWN_NAME, token=Secret(self._token))
@@ -112,7 +114,11 @@ def own_token(data_dir: Path) -> str:
 
 
 def _make_token(path: Path) -> None:
-    """Write a new token, whole or not at all; of several workers the first one's stays."""
+    """Write a new token, whole or not at all; of several workers the first one's stays.
+
+    A link and not a rename: a rename would replace the token of a worker that was first, and that
+    one's driver has read it already.
+    """
     number, fresh = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
     try:
         with os.fdopen(number, "w", encoding="ascii") as file:
