@@ -2,6 +2,12 @@
 
 Every comparison is interleaved (A B A B …) within one run and reported as a median with its spread;
 docs/benchmarks.md says how to read the figures.
+
+Three rules that everything in this package keeps, because without them a figure is an anecdote. A
+contender's work is checked, not assumed: a source that loses rows, or a program that restores
+something else, ends the run. A ratio is formed within a round, between neighbours in time, and the
+median is taken of the ratios; a ratio of two medians would compare different minutes. And what is
+not measured (filling, copying, closing) stays outside of the stopwatch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """Pipelines: micro-batches of ten thousand rows, functions in Python, and what idleness costs.
 
 One Spark session serves all measurements of the dataflow, over quivers that are filled first.
+
+What would be unfair, and is avoided: measuring a query from `start` would measure Spark's planning
+of its first batch; counting what the engine reports would let it count rows that are not durable
+yet; and running one contender after all rounds of another would give it a warmed-up JVM. So time
+is taken from the checkpoint's files, and contenders take turns within one session.
 """
 
 from __future__ import annotations
@@ -55,7 +60,11 @@ class Lab:
         self._numbers = itertools.count()
 
     def begin(self, quiver: str, rows_of_a_batch: int) -> Pipeline:
-        """Return a pipeline that reads a quiver, and counts as idle very soon."""
+        """Return a pipeline that reads a quiver, and counts as idle very soon.
+
+        `idle_after` and `max_delay` are short so that a drained query ends soon: waiting for the
+        watermark is not what is measured. The row limit makes batches alike in size.
+        """
         return Pipeline(shuffle_partitions=2, max_delay="1s", idle_after="200ms").source(
             "events",
             quiver=self._stores.address(quiver),
@@ -131,6 +140,8 @@ def _measure_python(
             "native_window": lambda: contend(native.sink(files="native")),
         },
         scale.rounds,
+        # One session serves all of it, and reading has warmed it up; a further round of whole
+        # pipelines would take long.
         warm_up=False,
     )
     for name, runs in found.items():
@@ -175,7 +186,11 @@ def _measure_batches(
 def _measure_idle(
     lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
-    """Measure what a query costs that has nothing to do: it must not plan batches."""
+    """Measure what a query costs that has nothing to do: it must not plan batches.
+
+    A query that plans empty batches writes to its checkpoint for ever and never lets the machine
+    rest; the bar on this figure is zero batches, whatever the machine.
+    """
     progress(f"idle: a query with nothing to do, for {scale.idle_s:.0f} s")
     window = lab.begin(SMALL, 1_000_000).window(fixed="10s").aggregate(key="key", n="count(*)")
     run, checkpoint = lab.made(window.sink(files="idle"))

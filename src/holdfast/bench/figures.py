@@ -61,6 +61,8 @@ class Bar:
     def judge(self, spread: Spread) -> dict[str, object]:
         """Return the bar, whether the median reaches it, and whether any round does."""
         if self.at_least is not None:
+            # Both are reported. A median below the bar with one round above it is a machine that
+            # was busy; no round above it is a regression.
             reached, best = spread.median >= self.at_least, spread.max >= self.at_least
             return {"at_least": self.at_least, "reached": reached, "within_spread": best}
         assert self.at_most is not None, "BUG: a bar without a bound"
@@ -116,6 +118,10 @@ def interleave(
 
     Whatever slows the machine for a while then slows all of them. One more round runs first and
     is discarded: caches are cold and memory is fresh for the first contender.
+
+    The order within a round is fixed. Contenders are neighbours of the same ones in each round, so
+    whatever one leaves behind (a full page cache, a disk that still writes) weighs on the same
+    next one: keep pairs that are compared next to each other.
     """
     results: dict[str, list[Result]] = {name: [] for name in contenders}
     for number in range(-1 if warm_up else 0, rounds):

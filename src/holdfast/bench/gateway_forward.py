@@ -46,7 +46,11 @@ class Discard(ServerProcess):
         self.wait_for_port(port)
 
     def arrivals(self, count: int) -> dict[str, int]:
-        """Wait for so many events; return when each arrived, in nanoseconds."""
+        """Wait for so many events; return when each arrived, in nanoseconds.
+
+        By polling a file: a connection from the measuring process to the backend would be one more
+        thing that competes with the gateway for the machine.
+        """
         deadline_s = time.monotonic() + ARRIVAL_SECONDS_MAX
         while time.monotonic() < deadline_s:
             lines = self._notes.read_text().splitlines()
@@ -111,7 +115,11 @@ def measure_forward(
 
 
 def fill(directory: Path, events: int) -> None:
-    """Put events into a quiver that no gateway has open, for a destination named `backend`."""
+    """Put events into a quiver that no gateway has open, for a destination named `backend`.
+
+    Written before the gateway starts, through the library: posting the backlog would take as long
+    as accepting it does, round after round.
+    """
     with Quiver.open(directory) as quiver:
         if "backend" not in quiver.subscribers():
             quiver.register("backend")
@@ -122,7 +130,11 @@ def fill(directory: Path, events: int) -> None:
 
 
 def _empty(folder: Path, events: int, dialect: dict[str, object]) -> float:
-    """Return how many events per second arrive out of a backlog."""
+    """Return how many events per second arrive out of a backlog.
+
+    From the first arrival to the last, so that starting the gateway and attaching to the quiver
+    are not part of the rate; hence one event less than arrived.
+    """
     place = folder / f"backlog-{time.monotonic_ns()}"
     (port,) = free_ports(1)
     fill(place / "quiver" / "core-00", events)
@@ -136,7 +148,12 @@ def _empty(folder: Path, events: int, dialect: dict[str, object]) -> float:
 def _measure_neighbour(
     folder: Path, scale: GatewayScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
-    """Measure what a dead destination costs another one, at the same rate with and without it."""
+    """Measure what a dead destination costs another one, at the same rate with and without it.
+
+    Two gateways run at the same time, one with a dead destination and one without, and take turns
+    with the same paced load. The rate is far from full load: this is about whether a dead
+    destination holds up its neighbour, not about how much both can do together.
+    """
     progress("forward: beside a dead destination, and without one")
     port, other, dead = free_ports(3)
     backends = {"alone": Discard(folder / "alone", port), "beside": Discard(folder / "dead", other)}

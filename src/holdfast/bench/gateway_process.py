@@ -37,6 +37,9 @@ class ServerProcess:
         """Return the CPU time it has used, in user and system mode, all threads included.
 
         Its children are not.
+
+        From the kernel's account of the process, in ticks of usually 10 ms: loads run for seconds,
+        so that one tick more or less does not matter.
         """
         fields = Path(f"/proc/{self._child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -58,6 +58,10 @@ class RecordingDisk(RealDisk):
         return written
 
     def sync(self, handle: Handle, at: str) -> None:
+        """A group is what one sync made durable. Its size is the whole question: the bare disk is
+        given the same groups, so that the comparison is between equal numbers of syncs of equal
+        size.
+        """
         super().sync(handle, at)
         if at == "wal.sync":
             self.groups.append(self._group_bytes)
@@ -185,6 +189,7 @@ def replay_groups(folder: Path, groups: Sequence[int]) -> RawRun:
     best a single-threaded program could do, so the comparison errs to the disk's favour.
     """
     path = folder / "raw"
+    # Random, so that a filesystem or a device that compresses gains nothing.
     content = memoryview(os.urandom(max(groups)))
     disk = RealDisk()
     handle = disk.create(path, "raw")

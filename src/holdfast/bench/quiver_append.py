@@ -74,7 +74,11 @@ def measure_append(
         def contend() -> Pair:
             ours = measure(folder / "append", config, appends_each, drive)
             shutil.rmtree(folder / "append")
+            # A seal during a burst would write the same bytes once more, beside the appends: the
+            # ratio would then measure how the disk shares itself.
             assert config is SUSTAINED or not ours.statistics.sealer.segments, "BUG: a seal began"
+            # Immediately after: a shared disk is twice as fast from one minute to the next, and
+            # the two halves of a pair should see the same disk.
             return Pair(ours, replay_groups(folder, ours.groups))
 
         return contend

@@ -53,7 +53,12 @@ def _add_acks(folder: Path, scale: QuiverScale, figures: Figures) -> None:
 
 
 def _add_replay(folder: Path, scale: QuiverScale, figures: Figures) -> None:
-    """A ledger that took very many acknowledgements starts from its last checkpoint."""
+    """A ledger that took very many acknowledgements starts from its last checkpoint.
+
+    Lines are written straight into the ledger: appending that many real bundles would take far
+    longer, and recovery reads lines, whatever they are about. History is kept (`retain_bytes`), so
+    that reopening must find the newest checkpoint among many files.
+    """
     with Quiver.open(folder, QuiverConfig(ledger=LedgerConfig(retain_bytes=1 << 30))) as quiver:
         quiver.register("acks")
         ledger, quiver_id = quiver._engine.ledger, quiver.quiver_id

@@ -63,7 +63,11 @@ class Opened(NamedTuple):
 
 
 def probe(directory: Path) -> Opened:
-    """Open the quiver in a directory from a fresh process."""
+    """Open the quiver in a directory from a fresh process.
+
+    In a fresh process: this one has imported everything, its allocator has memory left over, and
+    its page cache is warm for other reasons. What a start costs can only be seen once per process.
+    """
     command = [sys.executable, "-m", "holdfast.bench.quiver_open", str(directory)]
     result = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return Opened(**json.loads(result.stdout))
@@ -91,7 +95,11 @@ def _report(directory: Path) -> Opened:
 
 
 def _hash_wal(directory: Path) -> tuple[int, float]:
-    """Read and hash the WAL: what recovery is compared with, and then the cache is warm."""
+    """Read and hash the WAL: what recovery is compared with, and then the cache is warm.
+
+    Also the fairest warm-up: afterwards every byte of the WAL is in the page cache, for recovery
+    as for the yardstick, and the disk's speed on that day is in neither.
+    """
     disk, wal_bytes = RealDisk(), 0
     with Stopwatch() as watch:
         for entry in disk.list(directory):

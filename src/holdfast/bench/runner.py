@@ -69,7 +69,11 @@ def run_benchmark(
 
 
 def load(name: str) -> Benchmark:
-    """Return a benchmark, with the libraries that it alone needs."""
+    """Return a benchmark, with the libraries that it alone needs.
+
+    Imports happen here, one benchmark at a time: measuring the quiver must not depend on Spark
+    being installed, nor pay for importing it.
+    """
     match name:
         case "quiver":
             return _quiver()
@@ -213,7 +217,11 @@ PREFIX = "holdfast-bench-"
 
 
 def default_directory() -> Path:
-    """Return where large temporary files go: /var/tmp, because /tmp may live in memory."""
+    """Return where large temporary files go: /var/tmp, because /tmp may live in memory.
+
+    On many systems /tmp is a tmpfs, whose sync is free: every figure about durability would be
+    fiction.
+    """
     large = Path("/var/tmp")
     return large if os.access(large, os.W_OK) else Path(tempfile.gettempdir())
 

@@ -18,6 +18,8 @@ class Stopwatch:
 
     def __enter__(self) -> Self:
         self._cpu_began_s = time.process_time()
+        # Wall time is read last on entry and first on exit, so that reading the other clock is not
+        # in it.
         self._wall_began_s = time.perf_counter()
         return self
 
@@ -60,6 +62,9 @@ class TreeStopwatch:
         self.wall_s = time.perf_counter() - self._began_s
         self._ended.set()
         self._looking.join()
+        # Once more at the end: what ran since the last look would be missing. A process that came
+        # and went between two looks is not seen at all, so CPU is a lower bound, and the same for
+        # all contenders.
         self._seen.update(tree_ticks())
         ticks = (seen - self._before.get(process, 0) for process, seen in self._seen.items())
         self.cpu_s = sum(ticks) / _TICKS_PER_S

@@ -139,6 +139,9 @@ class Library(Contender):
     """The same as `Holdfast`, by a process that runs already: what of it is the work itself.
 
     A gateway, a Spark driver and a service start once, and a command each time.
+
+    Its CPU is that of this process, and its caches are warm from the last round. That is the
+    point: the difference to `Holdfast` is the price of starting Python.
     """
 
     name = "library"
@@ -232,7 +235,12 @@ class Corpus:
         self._edited, self._doubled, self._removed = (sample[kind::3] for kind in range(3))
 
     def change(self) -> None:
-        """Edit some files in the middle, add some, remove some."""
+        """Edit some files in the middle, add some, remove some.
+
+        Edits insert bytes in the middle: everything behind them moves, which is what
+        content-defined chunking is for. A program that cuts at fixed offsets would store the rest
+        of the file again.
+        """
         self._kept.mkdir()
         for number, path in enumerate((*self._edited, *self._removed)):
             shutil.copy2(path, self._kept / str(number))
@@ -336,6 +344,8 @@ def measure_backup(
 
 def _backup(contender: Contender, corpus: Corpus) -> Backup:
     """Run one contender: store, store again after some changes, restore, and compare every byte."""
+    # A new repository for each round. Deduplication against the last round's would make every
+    # round but the first free.
     contender.begin()
     # Everybody finds the same: the corpus in memory, and nothing left to be written.
     os.sync()
