@@ -3,6 +3,10 @@
 Everything logs through the standard library; structlog makes the lines. A line is cut at a length,
 each severity has a limit of lines per second, and a separate thread writes them, because the reader
 of the log may be slow and an event loop must not wait. Lines left out are counted and reported.
+
+A log that blocks is a denial of service: a gateway whose standard error is a pipe to a stuck
+program would stop in the middle of whatever it was about to say. Between losing lines and losing
+time, lines lose, and the next one that gets through says how many.
 """
 
 from __future__ import annotations
@@ -50,11 +54,15 @@ class LogHandler(logging.Handler):
         second = int(time.monotonic())
         if second != self._second:
             self._second, self._counts = second, {}
+        # Counted before it is formatted: formatting is the dear part, and a flood is what the
+        # limit is for.
         self._counts[record.levelno] = self._counts.get(record.levelno, 0) + 1
         if self._counts[record.levelno] > self._max_lines_per_s:
             self._leave_out()
             return
         if self._untold:
+            # Only with the next line that is let through. A notice for each line left out would be
+            # a flood itself.
             untold, self._untold = self._untold, 0
             self._put(self._line(_left_out_record(untold)))
         try:
@@ -92,6 +100,8 @@ class LogHandler(logging.Handler):
 
     def _write(self) -> None:
         """Write lines until None comes; runs in a thread of its own."""
+        # Bytes straight to the buffer: lines are encoded already, and the text layer's own
+        # encoding may be ASCII under a service manager. A stream of a test may have no buffer.
         raw = getattr(self._stream, "buffer", None)
         while (line := self._lines.get()) is not None:
             with contextlib.suppress(OSError, ValueError):  # its reader is gone
@@ -126,6 +136,7 @@ def set_up(
     people = settings.format == "console" or (settings.format == "auto" and stream.isatty())
     handler = LogHandler(stream, settings)
     handler.setFormatter(_formatter(people, stream, worker))
+    # Replaced and not added to: a second set-up in one process must not write every line twice.
     root = logging.getLogger()
     for old in [one for one in root.handlers if isinstance(one, LogHandler)]:
         root.removeHandler(old)

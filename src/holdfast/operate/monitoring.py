@@ -127,6 +127,8 @@ class StatsdLines:
             if current and length + len(line) + 1 > DATAGRAM_BYTES_MAX:
                 found.append(b"\n".join(current))
                 current, length = [], 0
+                # The line at hand was not taken: its counter is not marked as sent, and the next
+                # push begins with it.
                 if len(found) == self._max_datagrams:
                     self._begin = begin + index
                     return found
@@ -170,7 +172,11 @@ class Statsd:
         self.failures = 0
 
     async def run(self) -> None:
-        """Push until cancelled; a last time then, so that nothing counted is left behind."""
+        """Push until cancelled; a last time then, so that nothing counted is left behind.
+
+        What was counted before the first push is taken as sent, or counters that begin with what a
+        start found would be reported as one jump.
+        """
         self._lines.take_as_sent(await self._records())
         try:
             while True:
@@ -185,6 +191,8 @@ class Statsd:
             await self.push()
         except Exception as error:
             self.failures += 1
+            # Never again, even after it worked in between: UDP fails only where a name cannot be
+            # resolved or there is no route, and both tend to come and go.
             if self.failures == 1:
                 log.warning("statsd at %s: %s", self._settings.address, error)
 

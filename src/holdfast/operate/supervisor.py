@@ -5,6 +5,10 @@ connections over them) and with a quiver of its own. The parent serves the admin
 control socket by asking the workers over theirs. A worker that exits is restarted after a pause
 that grows; one that reports a wrong configuration stops them all. A worker stops when its parent is
 gone: the parent holds the other end of its standard input.
+
+The parent does no work of its own that could fail: it holds no quiver, no connection and no event.
+So it hardly ever has a reason to die, and a worker that does takes nothing with it but its share
+of the connections.
 """
 
 from __future__ import annotations
@@ -79,7 +83,11 @@ class Workers:
         return await asyncio.to_thread(self._not_ready)
 
     def _not_ready(self) -> list[str]:
-        """Ask each worker; one that does not answer is a reason, too."""
+        """Ask each worker; one that does not answer is a reason, too.
+
+        All must be ready: the kernel spreads connections over the workers without asking which of
+        them can take one.
+        """
         reasons = []
         for number in range(len(self._directories)):
             try:
@@ -243,7 +251,11 @@ class Supervisor:
             raise BadConfig("a worker could not start", hint="its own lines in the log say why")
 
     async def _orders(self) -> DriverOrders:
-        """Return the orders of the driver, when all workers can be asked."""
+        """Return the orders of the driver, when all workers can be asked.
+
+        The driver is started with addresses of every worker's quiver, so it has to wait for all of
+        them once.
+        """
         await self._are_ready.wait()
         access = await asyncio.to_thread(self._workers.access)
         addresses = await asyncio.to_thread(self._workers.ask_one, 0, "status")
@@ -262,6 +274,8 @@ class Supervisor:
                 process.stdin.close()
             if signals.stop.is_set():
                 return
+            # Restarting does not help, and the others read the same file: better an error that a
+            # service manager sees than workers that come and go.
             if code == BadConfig.exit_code:
                 self._failure = code
                 signals.ask_to_stop()
@@ -272,6 +286,8 @@ class Supervisor:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await signals.stop.wait()
+            # A worker that dies young may do so because of what is on its disk. Restarting it at
+            # once, for ever, would keep a core busy and fill the log.
             pause_s = min(2 * pause_s, RESTART_MAX_S)
 
     async def _spawn(self, number: int) -> Process:
@@ -313,6 +329,8 @@ class Supervisor:
         without draining then.
         """
         self._notifier.stopping("stopping")
+        # First, with a share of the time: batches under way still need the workers' quivers to
+        # commit.
         await self._stop_driver(signals)
         self._send(signal.SIGTERM)
         hurrying = asyncio.create_task(signals.hurry.wait())

@@ -96,7 +96,11 @@ class GatewayWatch:
 
 
 class Signals:
-    """What the operator asked for, by signal."""
+    """What the operator asked for, by signal.
+
+    Set in handlers and looked at in the loop: a handler must do next to nothing, and a signal that
+    comes during a start, a reload or a stop is then neither lost nor served in the middle of it.
+    """
 
     def __init__(self) -> None:
         self.stop = asyncio.Event()
@@ -121,6 +125,7 @@ class Signals:
         finally:
             for wait in waits:
                 wait.cancel()
+        # Stop wins if both came: a reload before the end would only delay it.
         if self.stop.is_set():
             return "stop"
         self.reload.clear()
@@ -157,6 +162,8 @@ class GatewayProcess:
             if not await self._start(signals):
                 return
             # However this ends: nothing stays open.
+            # The orderly stop is `_stop` below, within `drain`; this one is for errors and does
+            # nothing after it.
             held.push_async_callback(self._gateway.stop, 0.0)
             if self._driver is not None:
                 self._driver.start()
@@ -164,6 +171,8 @@ class GatewayProcess:
             control = self._listen_to_tools()
             if control is not None:
                 held.callback(control.close)
+            # After everything is imported and open, before the first request: what exists now
+            # stays for as long as the process lives.
             leave_alone_what_is_here()
             self._notifier.ready(await self._status())
             log.info("holdfast %s is ready, process %d", __version__, os.getpid())
@@ -174,7 +183,12 @@ class GatewayProcess:
             await self._stop(signals)
 
     async def _start(self, signals: Signals) -> bool:
-        """Start the gateway; False if a signal stopped it before."""
+        """Start the gateway; False if a signal stopped it before.
+
+        A start may take long, since it replays the log. It runs in a task so that a signal is
+        heard meanwhile; cancelling it cannot interrupt a read from disk, so there is a way out for
+        a second signal.
+        """
         starting = asyncio.create_task(self._gateway.start())
         await _done_or(starting, signals.stop)
         if starting.done():
@@ -254,6 +268,8 @@ class GatewayProcess:
         await _done_or(stopping, signals.hurry)
         if not stopping.done():
             log.warning("stopping without draining")
+            # What is under way is cut off. It is in the quiver, without an outcome, and is sent
+            # again.
             stopping.cancel()
         await asyncio.wait([stopping])
         log.info("stopped; %s", _what_is_left(self._gateway.left_events))

@@ -1,4 +1,8 @@
-"""The command line. The module of a command is loaded when it is called."""
+"""The command line. The module of a command is loaded when it is called.
+
+`holdfast --help` and completion must answer at once, and importing everything takes seconds
+(Arrow, pydantic, gRPC). So the table below has each command's one line of help.
+"""
 
 from __future__ import annotations
 
@@ -114,6 +118,8 @@ def main() -> None:
     except HoldfastError as error:
         _report(error)
         sys.exit(error.exit_code)
+    # A command whose extra is not installed. Any other missing module is a bug, and shows its
+    # stack.
     except ModuleNotFoundError as error:
         missing = missing_extra(error)
         if missing is None:
@@ -127,6 +133,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except BrokenPipeError:
+        # `holdfast … | head` is no failure.
         sys.exit(0)  # the reader of our output had enough
     sys.exit(outcome if isinstance(outcome, int) else 0)
 

@@ -40,6 +40,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
         bool(content) and all(isinstance(row[index], int | float) for row in content)
         for index in range(len(columns))
     ]
+    # Two forms of the same table. In a pipe lines are for `grep` and `awk`: one line per row, no
+    # frames, no wrapping at a width that nobody sees.
     if sys.stdout.isatty():
         _draw_table(title, columns, cells, numbers)
         return
@@ -86,7 +88,11 @@ def _shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text without characters that a terminal would obey."""
+    """Return a text without characters that a terminal would obey.
+
+    A payload or a name of a stranger's choice may hold escape sequences: printed raw, it could
+    clear the screen, change its title or hide lines from whoever investigates.
+    """
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\u{ord(c):04x}" for c in text)
 
 
@@ -149,6 +155,8 @@ def write_parquet(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatc
 
     if path.exists():
         raise BadInput("the file exists", hint="name a new one, or remove it", path=str(path))
+    # Under its own name only when it is whole: Parquet has its index at the end, and half a file
+    # is none.
     temporary, rows = path.with_name(path.name + ".tmp"), 0
     try:
         with pq.ParquetWriter(temporary, schema) as writer:

@@ -68,6 +68,9 @@ class Target:
         """Return the data directory that a graph file names, or that was named itself.
 
         Nothing else of the file is looked at: its variables may be set for the gateway alone.
+
+        Tools such as `pause` only need to find a socket. Loading the whole file would ask for
+        secrets that are set for the service and not in the operator's shell.
         """
         from holdfast.graph.document import Substitution, read_document
 
@@ -127,6 +130,8 @@ class Target:
         disk = RealDisk()
         if self.graph is not None:
             roots = [(one.name, PurePath(one.directory)) for one in plan(self.graph)]
+        # A directory with a FORMAT is a quiver itself; one that does not exist may be about to
+        # become one.
         elif not disk.exists(self.path) or disk.exists(self.path / names.FORMAT):
             return []
         else:

@@ -83,6 +83,8 @@ def progress(
             done_bytes += size_bytes
             advance(size_bytes)
             if max_mb_s is not None:
+                # Paced from the beginning and not from piece to piece: a pause of the caller is
+                # caught up with, and the average over the whole is what was asked for.
                 due_s = started_s + done_bytes / (max_mb_s * BYTES_PER_MB)
                 time.sleep(max(0.0, due_s - time.monotonic()))
 
