@@ -26,7 +26,7 @@ from tests.deliver.tuned import tuned_settings
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer, Failure, all_failed
 from holdfast.deliver.sending import BreakerState
-from holdfast.quiver import Outcome
+from holdfast.quiver import Outcome, Position
 from holdfast.signals.event import Event
 
 LETTERS = tuple(bytes([code]) for code in b"abcdefghijklmnopqrstuvwxyz")
@@ -253,6 +253,34 @@ def test_an_event_that_breaks_the_destination_is_tried_for_ever(stage: Stage) ->
 
     stage.run(play)
     assert stage.backend.taken == [b"a", b"b"]
+    assert stage.letters.stored == []
+
+
+def test_a_skip_is_answered_although_the_event_is_taken_and_its_lane_gone_by_then(
+    stage: Stage,
+) -> None:
+    """Asked for while the event was being sent: the send won, and nothing was left to look."""
+    seq = stage.append(b"a")
+    skips: list[asyncio.Task[bool]] = []
+
+    def play_with(destination: Destination) -> Callable[[Backend, Sequence[Event]], Answer]:
+        def taken_after_a_skip(backend: Backend, events: Sequence[Event]) -> Answer:
+            skip = destination.skip(Position(seq, 0), "by hand")
+            skips.append(asyncio.ensure_future(skip))
+            return backend.take(events)
+
+        return taken_after_a_skip
+
+    stage.backend.otherwise = fails(DOWN)
+
+    async def play(destination: Destination) -> None:
+        await stage.timer.until(lambda: destination.holds(Position(seq, 0)))
+        stage.backend.script = [fails(DOWN), play_with(destination)]
+        await stage.timer.until(lambda: bool(skips) and skips[0].done())
+        assert not skips[0].result()
+
+    stage.run(play)
+    assert stage.backend.taken == [b"a"]
     assert stage.letters.stored == []
 
 

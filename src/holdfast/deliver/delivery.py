@@ -234,12 +234,14 @@ class DeliveryLoop:
     async def _drive(self, lane: DeliveryLane) -> None:
         """Send everything in a lane, then end."""
         while not self._stopping:
-            if lane.is_empty:
-                del self.lanes[lane.key]
-                return
+            # Before the lane may end: whoever asked waits for an answer, also if the event was
+            # taken meanwhile and was the last one.
             if lane.skip is not None:
                 await self._skip(lane, lane.skip)
                 continue
+            if lane.is_empty:
+                del self.lanes[lane.key]
+                return
             # Looked at here and once more inside the slot: waiting for a slot may take as long as
             # a send does, and the breaker may have opened meanwhile.
             pause_s = self._pause_s(lane)
