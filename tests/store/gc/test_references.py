@@ -17,6 +17,7 @@ from holdfast.errors import (
     ChunkGone,
     CommitExists,
     DatabaseLost,
+    DiskFull,
     LeaseLost,
     UnknownCommit,
     UnknownFormat,
@@ -280,6 +281,26 @@ def test_a_lease_that_lapsed_is_lost_at_its_renewal(stage: Stage) -> None:
     assert told == ["lost", "too late"]
     with pytest.raises(LeaseLost):
         opened.check()
+
+
+def test_a_full_disk_does_not_end_the_renewing_of_leases(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that renews died of `DiskFull`, and every lease of the process lapsed later."""
+
+    def full(*_: object, **__: object) -> None:
+        raise DiskFull("the disk is full", hint="make room")
+
+    opened = stage.references.open_job("j")
+    with monkeypatch.context() as patch:
+        patch.setattr(stage.references.database, "transact", full)
+        stage.references.renew_leases()
+    opened.check()
+    stage.jump(LEASE_S - 1)
+    stage.references.renew_leases()
+    stage.jump(LEASE_S - 1)
+    assert stage.collector().collect().leases_expired == 0
+    opened.check()
 
 
 def test_a_closed_job_lets_go_what_it_held(stage: Stage) -> None:

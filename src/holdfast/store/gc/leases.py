@@ -14,7 +14,7 @@ from typing import Self
 
 from sqlalchemy import Connection, bindparam, select
 
-from holdfast.errors import LeaseLost, StoreUnavailable
+from holdfast.errors import DiskFull, LeaseLost, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 from holdfast.store.gc.database import Database, edge, job
@@ -165,7 +165,9 @@ class LeaseKeeper:
         asked_s = self._clock.monotonic_s()
         try:
             renewed = self._database.transact(lambda connection: self._renew(connection, leases))
-        except StoreUnavailable:
+        except (StoreUnavailable, DiskFull):
+            # A full disk, too: room may be made before the leases are over, and an error that
+            # ended this thread would let every lease of the process lapse, now and later.
             self._lose_those_too_old()
             return
         # A lease may have been released while the database was asked; it is then in neither list.
