@@ -16,8 +16,8 @@ SCALE = float(os.environ.get("HOLDFAST_PATIENCE", "1"))
 PATIENCE_S = 60.0 * SCALE
 # Spark takes seconds to start, and minutes where everything else runs at once.
 SPARK_PATIENCE_S = 400.0 * SCALE
-# How long an append may take that is to be refused: it waits for room half as long. Those before
-# it have to be stored within this time.
+# How long an append may take that is to be refused: its writer waits for room half as long. On a
+# simulated machine the answer itself may come later (tests/quiver/machine.py).
 APPEND_S = 0.8 * SCALE
 
 
