@@ -71,6 +71,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("words", "extra"), CALLS, ids=str)
 def test_a_missing_extra_is_one_line(bare: Path, words: list[str], extra: str | None) -> None:
     told = run_command(bare / "install", *words, cwd=bare)

@@ -60,6 +60,7 @@ def test_each_damage_is_told_and_repaired(way: Way, damaged: Damaged) -> None:
     check_way(way, damaged)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ON_POSTGRES)
 def test_on_postgres(name: str, tmp_path: Path, postgres_url: str) -> None:
     [way] = [way for way in WAYS if way.name == name]
