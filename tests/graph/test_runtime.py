@@ -24,6 +24,7 @@ from holdfast.deliver.destination import Destination
 from holdfast.deliver.exporter import Answer, ExporterContext
 from holdfast.deliver.redrive import replay_request
 from holdfast.errors import BadConfig, BadInput, CannotOpen
+from holdfast.graph.control import gateway_verbs
 from holdfast.graph.loader import load
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
@@ -73,6 +74,16 @@ def test_events_reach_every_destination_by_its_way(tmp_path: Path) -> None:
         assert set(quiver.subscribers()) == {"left", "right"}
         assert quiver.balance("right").holds
         assert quiver.balance("right").pending.events == 0
+
+
+def test_what_a_gateway_tells_tools_of_itself_is_json(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running(gateway_of(tmp_path)) as gateway:
+            status = gateway_verbs(gateway, asyncio.get_running_loop())["status"]
+            told = json.loads(json.dumps(await asyncio.to_thread(status, {})))
+            assert told["receivers"]["lineage"]["items"] == {}
+
+    asyncio.run(run())
 
 
 def test_a_disk_with_less_free_than_is_wanted_takes_nothing(tmp_path: Path) -> None:

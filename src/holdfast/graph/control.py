@@ -24,6 +24,7 @@ from holdfast.handoff.control import VERB as HANDOFF_VERB
 from holdfast.handoff.control import HandoffVerbs
 from holdfast.quiver import Position
 from holdfast.quiver.engine.control import Verb, Verbs
+from holdfast.receive.receiver import ReceiverStatistics
 from holdfast.seam import Seam
 
 # How long a verb may take before its caller is asked to try again; a replay takes its turns.
@@ -97,7 +98,7 @@ class _GatewayVerbs:
             "reasons": reasons,
             "uptime_s": told.uptime_s,
             "addresses": gateway.addresses,
-            "receivers": {name: one._asdict() for name, one in told.receivers.items()},
+            "receivers": {name: _received(one) for name, one in told.receivers.items()},
             "destinations": [
                 {**_fields(one.figures), "quiver": one.quiver, "core_id": one.core_id}
                 for one in told.destinations
@@ -145,6 +146,11 @@ class _GatewayVerbs:
 def _fields(figures: DestinationStatistics) -> dict[str, Any]:
     held = figures.held
     return {**figures._asdict(), "held": None if held is None else held._asdict()}
+
+
+def _received(figures: ReceiverStatistics) -> dict[str, Any]:
+    items = {signal: asdict(counts) for signal, counts in figures.items.items()}
+    return {**figures._asdict(), "items": items}
 
 
 def _text(request: dict[str, Any], name: str) -> str:
