@@ -66,6 +66,9 @@ class Extractor(Protocol):
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return as many rows, with `event_time` (timestamp, may be null) and any key columns.
 
+        Where a row of a raw slot stands for several items, the key `item_times` is the list of
+        their times, null for an item that has none.
+
         Raw slots come as one binary column `payload`. The rows are those of many bundles; an
         extractor that raises is asked again for fewer, and in the end costs one bundle its event
         times and keys, never an event.

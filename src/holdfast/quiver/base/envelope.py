@@ -5,12 +5,17 @@ what the slot's extractor read from the rows; a row where it found none has its 
 row keeps the time its producer gave, however strange; `_event_time_flag` says so, and summaries
 (and later claims and retention) use the clamped value, so that one event dated 2099 or 1969 changes
 nothing for the others.
+
+A row of a raw slot may stand for many items, each with a time of its own: a request with spans. Its
+extractor gives the earliest as `event_time`, and all of them as a key, the list `item_times`, with
+a null where an item has none. Summaries and claims go by the items, clamped one by one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +27,10 @@ from holdfast.quiver.base.config import Extractor
 # Microseconds: what Spark, duckdb and Python keep, and enough range for the year 9999. The payload
 # still has whatever its producer wrote.
 TIME_TYPE = pa.timestamp("us", tz="UTC")
+
+
+# The key that has the times of a row's items.
+ITEM_TIMES = "item_times"
 
 
 class TimeFlag(IntEnum):
@@ -105,3 +114,38 @@ def read_times(given: pa.Array | None, ingestion: pa.Array, max_skew_s: float) -
     )
     clamped = pc.if_else(in_future, limit, pc.if_else(before, epoch, times))
     return TimedRows(times, flags, clamped)
+
+
+class ItemTimes(NamedTuple):
+    """The times of all items of some rows, in no order."""
+
+    # The row that has the item: its place among these rows.
+    places: pa.Array
+    # Clamped.
+    times_us: pa.Array
+    is_in_future: pa.Array
+
+
+def read_item_times(
+    lists: pa.Array, row_us: pa.Array, ingestion_us: pa.Array, skew_us: int
+) -> ItemTimes:
+    """Return the items' times of rows whose extractor gave `lists`.
+
+    A row without any has its own time (`row_us`, clamped), so that each row is among them.
+    """
+    skew, zero = constant(skew_us, pa.int64()), constant(0, pa.int64())
+    places = pc.list_parent_indices(lists)
+    arrived = ingestion_us.take(places)
+    given = pc.coalesce(pc.list_flatten(lists).cast(pa.int64()), arrived)
+    latest = pc.add(arrived, skew)
+    times = pc.max_element_wise(pc.min_element_wise(given, latest), zero)
+    in_future = pc.greater(given, latest)
+    lengths = pc.coalesce(pc.list_value_length(lists), constant(0, pa.int32()))
+    alone = pc.indices_nonzero(pc.equal(lengths, constant(0, pa.int32()))).cast(places.type)
+    if len(alone):
+        own = row_us.take(alone)
+        own_latest = pc.add(ingestion_us.take(alone), skew)
+        places = pa.concat_arrays([places, alone])
+        times = pa.concat_arrays([times, own])
+        in_future = pa.concat_arrays([in_future, pc.greater_equal(own, own_latest)])
+    return ItemTimes(places, times, in_future)

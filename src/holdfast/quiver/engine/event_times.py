@@ -25,6 +25,11 @@ arrived. Times before C are left out, and that is all; a time equal to C still c
 as long as claims never pass what was stated; where somebody lets them (a gateway that is given up),
 the rows that come back are late, and are counted as such by whoever reads them.
 
+**A row of many items counts by its items** (envelope.py). One whose earliest item is late and whose
+latest is not neither holds the claim, nor is it passed: of its items, those that are late are left
+out, as rows are. A list of times is as true of all items as one time is of one row, so nothing of
+the above changes; the row is just looked at as so many rows at one position.
+
 **Times are clamped**, as in summaries (envelope.py): at most ingestion + `max_skew_s`, at least
 1970. For `max_event_us` events dated in the future do not count at all: one dated 2099, among data
 of last year that is sent in late, would take the claim to the present and make all the rest late.
@@ -52,12 +57,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
-from holdfast.quiver.base.envelope import TimeFlag
+from holdfast.quiver.base.envelope import ITEM_TIMES, ItemTimes, TimeFlag, read_item_times
 from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.ledger.subscriber import Position
-from holdfast.quiver.segments.manifest import OPAQUE
+from holdfast.quiver.segments.manifest import OPAQUE, RAW
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
 
@@ -234,10 +239,14 @@ class EventTimes:
             if held.producer is not None and held.watermark_ns != NO_WATERMARK:
                 self._promised(held.producer, held.watermark_ns)
         for made in self._tables.tables(fresh):
-            table = made.table
-            self._saw(_newest_us(made.clamped_us, _flat(table, "_event_time_flag")))
+            table, seqs = made.table, _flat(made.table, "_seq")
             rows = _no_rows(table.num_rows) if made.group.kind == OPAQUE else _flat(table, "_row")
-            yield Times(_flat(table, "_seq"), rows, made.clamped_us)
+            if made.items is not None:
+                self._saw(_newest_item_us(made.items))
+                yield _of_items(seqs, rows, made.items)
+            else:
+                self._saw(_newest_us(made.clamped_us, _flat(table, "_event_time_flag")))
+                yield Times(seqs, rows, made.clamped_us)
 
     def _saw(self, event_us: int | None) -> None:
         if event_us is not None:
@@ -253,17 +262,21 @@ class EventTimes:
             return newest_us
         try:
             batches = [
-                f.batch(place) for f in segment.files for place in range(len(f.summary.batches))
+                (f.batch(place), f.summary.kind)
+                for f in segment.files
+                for place in range(len(f.summary.batches))
             ]
         except Damaged:
             return None
-        found = [
-            _newest_us(
-                batch.column("_event_time").cast(pa.int64()), batch.column("_event_time_flag")
-            )
-            for batch in batches
-        ]
+        found = [self._newest_in(batch, kind) for batch, kind in batches]
         return max((time for time in found if time is not None), default=None)
+
+    def _newest_in(self, batch: pa.RecordBatch, kind: str) -> int | None:
+        items = self._items(batch, kind)
+        if items is not None:
+            return _newest_item_us(items)
+        times_us = batch.column("_event_time").cast(pa.int64())
+        return _newest_us(times_us, batch.column("_event_time_flag"))
 
     def _promised(self, producer: str, watermark_ns: int) -> None:
         known_ns = self._watermarks.pop(producer, watermark_ns)
@@ -337,28 +350,51 @@ class EventTimes:
         least: list[int] = []
         for file in segment.files:
             for place in range(len(file.summary.batches)):
-                times = self._times(file.batch(place), opaque=file.summary.kind == OPAQUE)
+                times = self._times(file.batch(place), file.summary.kind)
                 least_us = times.least_us(beyond, claim_us)
                 if least_us is not None:
                     least.append(least_us)
         return min(least, default=None)
 
-    def _times(self, batch: pa.RecordBatch, *, opaque: bool) -> Times:
+    def _times(self, batch: pa.RecordBatch, kind: str) -> Times:
         """Return positions and times of stored rows, clamped as when they were sealed."""
+        rows = _no_rows(batch.num_rows) if kind == OPAQUE else batch.column("_row")
+        items = self._items(batch, kind)
+        if items is not None:
+            return _of_items(batch.column("_seq"), rows, items)
+        return Times(batch.column("_seq"), rows, self._clamped_us(batch))
+
+    def _clamped_us(self, batch: pa.RecordBatch) -> pa.Array:
         given = batch.column("_event_time").cast(pa.int64())
         latest = pc.add(batch.column("_ingestion_time").cast(pa.int64()), self._skew_us)
-        flags = batch.column("_event_time_flag")
-        in_future = pc.equal(flags, int(TimeFlag.IN_FUTURE))
+        in_future = pc.equal(batch.column("_event_time_flag"), int(TimeFlag.IN_FUTURE))
         clamped = pc.if_else(in_future, pc.min_element_wise(given, latest), given)
-        clamped = pc.max_element_wise(clamped, 0)
-        rows = _no_rows(batch.num_rows) if opaque else batch.column("_row")
-        return Times(batch.column("_seq"), rows, clamped)
+        return pc.max_element_wise(clamped, 0)
+
+    def _items(self, batch: pa.RecordBatch, kind: str) -> ItemTimes | None:
+        """Return the times of the items of stored rows; None if each row is one."""
+        if kind != RAW or ITEM_TIMES not in batch.schema.names:
+            return None
+        arrived_us = batch.column("_ingestion_time").cast(pa.int64())
+        lists = batch.column(ITEM_TIMES)
+        return read_item_times(lists, self._clamped_us(batch), arrived_us, self._skew_us)
 
 
 def _newest_us(times_us: pa.Array, flags: pa.Array) -> int | None:
     in_time = times_us.filter(pc.not_equal(flags, int(TimeFlag.IN_FUTURE)))
     newest_us: int | None = pc.max(in_time).as_py()
     return None if newest_us is None else max(0, newest_us)
+
+
+def _newest_item_us(items: ItemTimes) -> int | None:
+    in_time = items.times_us.filter(pc.invert(items.is_in_future))
+    newest_us: int | None = pc.max(in_time).as_py()
+    return newest_us
+
+
+def _of_items(seqs: pa.Array, rows: pa.Array, items: ItemTimes) -> Times:
+    """Return the times of items, at the positions of their rows."""
+    return Times(seqs.take(items.places), rows.take(items.places), items.times_us)
 
 
 def _at_least(segment: Segment, beyond: Position, claim_us: int | None) -> FoundEventTimes:

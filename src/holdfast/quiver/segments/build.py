@@ -293,7 +293,7 @@ class SegmentBuilder:
             _note_places(places, made.group, len(files))
             compression = self._config.segment.compression
             files.append(write_data_file(self._disk, path, made, compression))
-            clamped.append(made.clamped_us)
+            clamped.append(made.clamped_us if made.items is None else made.items.times_us)
         table = _bundle_table(bundles, places)
         write_file(self._disk, building / names.BUNDLES, [table], "seal.bundles")
         times = pc.min_max(pa.chunked_array(clamped, pa.int64())).as_py()

@@ -30,7 +30,14 @@ from holdfast.quiver.base.bundle import (
     read_stream,
 )
 from holdfast.quiver.base.config import Extractor, QuiverConfig
-from holdfast.quiver.base.envelope import TIME_TYPE, extract, read_times
+from holdfast.quiver.base.envelope import (
+    ITEM_TIMES,
+    TIME_TYPE,
+    ItemTimes,
+    extract,
+    read_item_times,
+    read_times,
+)
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.segments.manifest import ARROW, OPAQUE, RAW
@@ -228,6 +235,8 @@ class GroupTable(NamedTuple):
     # Event times in µs as given, and clamped; in the order of the rows.
     event_us: pa.Array
     clamped_us: pa.Array
+    # Where rows stand for several items, the times of those.
+    items: ItemTimes | None = None
 
 
 class TableMaker:
@@ -270,7 +279,12 @@ class TableMaker:
         schema = pa.schema([*fields, *rows.schema], metadata=rows.schema.metadata)
         table = pa.Table.from_arrays([*envelope.values(), *rows.columns], schema=schema)
         event_us, clamped_us = timed.times.cast(pa.int64()), timed.clamped.cast(pa.int64())
-        return GroupTable(group, table, rows.num_columns, event_us, clamped_us)
+        items = None
+        if extracted is not None and group.kind == RAW and ITEM_TIMES in envelope:
+            skew_us = int(self._config.max_skew_s * 1e6)
+            arrived_us = ingestion.cast(pa.int64())
+            items = read_item_times(envelope[ITEM_TIMES], clamped_us, arrived_us, skew_us)
+        return GroupTable(group, table, rows.num_columns, event_us, clamped_us, items)
 
     def _extract(self, group: Group, rows: pa.Table) -> pa.RecordBatch | None:
         extractor = self._config.extractors.get(group.slot)

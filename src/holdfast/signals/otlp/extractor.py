@@ -6,13 +6,15 @@ a client waits. Protobuf is imported with the first request that is looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from holdfast.quiver.base.arrow import numbers, texts
+from holdfast.quiver.base.envelope import ITEM_TIMES
 from holdfast.signals.otlp.kinds import OtlpKind
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -27,15 +29,18 @@ class _RequestRow(NamedTuple):
     # The earliest time of its items; None if none has one.
     event_us: int | None
     latest_us: int | None
-    # All of them, ascending.
-    times_us: tuple[int, ...]
+    # All of them; None stands for those that have none.
+    times_us: tuple[int | None, ...]
     items: int
     services: str
 
 
 @dataclass(frozen=True)
 class OtlpExtractor:
-    """Reads `event_time` (the earliest of its items), `latest_time`, `items` and `services`."""
+    """Reads `event_time` (the earliest of its items), `latest_time`, `items` and `services`.
+
+    And `item_times`, by which claims go: equal times once, and one null for all that have none.
+    """
 
     kind: OtlpKind
 
@@ -48,6 +53,7 @@ class OtlpExtractor:
                 "latest_time": numbers([row.latest_us for row in found], _TIME),
                 "items": numbers([row.items for row in found], pa.int64()),
                 "services": texts([row.services for row in found]),
+                ITEM_TIMES: _lists([row.times_us for row in found]),
             }
         )
 
@@ -65,10 +71,15 @@ def _read(kind: OtlpKind, payload: bytes) -> _RequestRow:
     return _RequestRow(
         times_us[0] if times_us else None,
         times_us[-1] if times_us else None,
-        times_us,
+        (*times_us, None) if found.untimed else times_us,
         found.items,
         ", ".join(found.services),
     )
+
+
+def _lists(values: Sequence[Sequence[int | None]]) -> pa.Array:
+    ends = numbers([0, *accumulate(map(len, values))], pa.int32())
+    return pa.ListArray.from_arrays(ends, numbers([*chain.from_iterable(values)], _TIME))
 
 
 def document_reader(kind: OtlpKind) -> Callable[[bytes], Any]:
