@@ -5,22 +5,28 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
+from tests.handoff import simulation
 from tests.handoff.comparing import asked, gaps_of
 from tests.handoff.test_driver import is_done, seal, sending
 from tests.handoff.test_sender import FAST, Calm
 from tests.node.serving import served
 from tests.patience import PATIENCE_S, until
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, OwnerGone, StorageFailed
 from holdfast.handoff import repair as repairing
 from holdfast.handoff.control import HandoffVerbs
+from holdfast.handoff.fake import FakeNode
+from holdfast.handoff.points import HandoffPoint
 from holdfast.handoff.sender import Handoff, HandoffSettings
 from holdfast.quiver import Outcome, SubscriberOptions
 from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.tools.backup import backup, restore
+from holdfast.quiver.tools.history import LineFilter, lines
+from holdfast.quiver.tools.inspect import inspect
 from holdfast.remote import ClientSettings
 from holdfast.replica import transport as transports
 from holdfast.replica.flight import FlightTransport
@@ -28,6 +34,7 @@ from holdfast.replica.messages import AnswerKind, PartAnswer
 from holdfast.replica.part import PartId
 from holdfast.replica.transport import Transport, all_parts, whole_health
 from holdfast.seam import Seam
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 
 
 @pytest.fixture
@@ -126,11 +133,64 @@ def test_what_is_given_up_is_planned_first_and_exact_in_the_ledger(sim: Calm) ->
     assert one(sim, "forget", node="a", mode="drop", plan=True)["pending_parts"] == 1
     one(sim, "forget", node="a", mode="drop")
     sim.names.remove("a")
+    sim.tick()
+    found = lines(sim.disk, inspect(sim.disk, simulation.ROOT), LineFilter(subscriber="node.a"))
+    last = [line.resolution for line in found if line.resolution is not None][-2]
+    assert (last.start.seq, last.end.seq, last.outcome) == (*seqs(young[1]), Outcome.DROPPED)
     assert [record["node"] for record in asked(sim, "status")] == ["b"]
     with pytest.raises(BadInput, match="mode"):
         asked(sim, "forget", node="b", mode="maybe")
     with pytest.raises(BadInput, match="before_ns"):
         asked(sim, "drop", node="b")
+
+
+def test_scenario_18_a_change_that_cannot_be_written_is_refused_and_can_be_repeated(
+    sim: Calm,
+) -> None:
+    sim.run(10.0)
+    members, fault = sim.handoff.membership, Fault(HandoffPoint.MEMBERS_WRITE, FaultKind.ENOSPC)
+    members._disk = FaultyDisk(sim.disk, [fault], sim.disk.die)
+    with pytest.raises(StorageFailed, match="the disk failed"):
+        asked(sim, "drain", node="b")
+    assert not one(sim, "status", node="b")["is_draining"]
+    assert one(sim, "drain", node="b")["is_drained"]
+    # A crash before the account of a forgotten node was closed.
+    members.forget("b", members.owners)
+    assert asked(sim, "status", node="b") == []
+    assert one(sim, "forget", node="b", mode="drop")["pending_parts"] == 0
+    assert sim.quiver.subscribers() == ("node.a",)
+    assert asked(sim, "forget", node="b", mode="drop") == []
+
+
+def test_a_restored_sender_repairs_parts_of_its_former_id(
+    sim: Calm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim.run(10.0)
+    sim.stop("b")
+    lost, kept = sim.seal(2)
+    sim.run(10.0)
+    one(sim, "discard", part=str(lost), node="b")
+    sim.at["b"].restart()
+    sim.run(60.0)
+    sim.tick()
+    sim.quiver.close()
+    seam, copy, restored = Seam(sim.disk, sim.clock, sim.random), PurePath("/c"), PurePath("/r")
+    backup(seam, simulation.ROOT, copy, lambda size_bytes: None)
+    restore(seam, copy, restored, lambda size_bytes: None)
+    monkeypatch.setattr(simulation, "ROOT", restored)
+    sim.start()
+    (new,) = sim.seal()
+    sim.run(60.0)
+    assert new.quiver_id != lost.quiver_id
+    gap = one(sim, "gaps")
+    assert (gap["node"], gap["quiver_id"]) == ("b", lost.quiver_id)
+    assert (gap["first_seq"], gap["end_seq"], gap["sources"]) == (*seqs(lost), ("a",))
+    asked(sim, "repair")
+    assert asked(sim, "gaps") == []
+    assert sim.has("b") == {lost, kept, new}
+    first, second = asked(sim, "verify"), asked(sim, "verify", after=[lost.quiver_id, 0])
+    assert [record["compared_parts"] for record in (*first, *second)] == [1, 2]
+    assert [record["next"] for record in (*first, *second)] == [[lost.quiver_id, 0], None]
 
 
 def test_scenario_25_what_waits_for_an_orphan_can_be_seen_and_given_up(sim: Calm) -> None:
@@ -256,6 +316,32 @@ def test_scenario_08_a_part_that_is_damaged_here_is_repaired_from_another_node(
     assert sim.quiver.subscriber("node.a").losses == []
 
 
+def test_scenario_04_a_node_that_goes_while_it_is_compared_is_one_that_was_not(sim: Calm) -> None:
+    sim.run(10.0)
+    (part,) = sim.seal()
+    sim.run(10.0)
+    sim.tick()
+    sim.new_node("a")
+    sim.run(10.0)
+    sim.handoff.rebind("a")
+    sim.run(10.0)
+    listed = FakeNode.listed
+
+    def going(node: FakeNode, *given: Any) -> Any:
+        if node is sim.at["b"]:
+            raise OwnerGone("it went", hint="wait")
+        return listed(node, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeNode, "listed", going)
+        for action in ("repair", "verify"):
+            first, unknown = asked(sim, action)
+            assert (first["next"], unknown["node"]) == (None, "b")
+            assert "it went" in unknown["problem"]
+    assert [record.get("part") for record in asked(sim, "repair")] == [None, str(part)]
+    assert sim.has("a") == {part}
+
+
 def test_a_replaced_node_lacks_what_its_predecessor_had_and_gets_it(sim: Calm) -> None:
     sim.run(10.0)
     parts = sim.seal(3)
@@ -276,7 +362,8 @@ def test_a_replaced_node_lacks_what_its_predecessor_had_and_gets_it(sim: Calm) -
     assert end == {"next": None, "compared_parts": 3}
     place = sim.has_at("b", parts[1])
     stored = sim.at["b"].adopted[place]
-    sim.at["b"].adopted[place] = replace(stored, files={**stored.files, "manifest": b"other"})
+    other = sim.at["b"].adopted[place - 1].files["manifest"]
+    sim.at["b"].adopted[place] = replace(stored, files={**stored.files, "manifest": other})
     _, differs = asked(sim, "verify")
     assert differs["part"] == str(parts[1])
     assert len(set(differs["checksums"].values())) == 2

@@ -36,10 +36,12 @@ from holdfast.seam.disk import RealDisk
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[tuple[subprocess.Popen[str], FlightTransport, str]]:
+def running(
+    folder: Path, listen: str = "127.0.0.1:0"
+) -> Iterator[tuple[subprocess.Popen[str], FlightTransport, str]]:
     """Run a node until the end of the block, or until it is killed in it."""
     command = [sys.executable, "-m", "holdfast", "node", "--data", str(folder)]
-    command += ["--listen", "127.0.0.1:0", "--min-free", "0"]
+    command += ["--listen", listen, "--min-free", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         transport = None

@@ -22,7 +22,7 @@ its statement, and cannot look like a gap.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from types import TracebackType
@@ -253,13 +253,26 @@ class PartsPage(NamedTuple):
 
 
 def list_parts(
-    asked: Mapping[str, AskedNode], quiver_id: str, ranges: IntervalSet, limit: int
+    statements: NodeStatements,
+    names: Iterable[str],
+    quiver_id: str,
+    ranges: IntervalSet,
+    limit: int,
 ) -> PartsPage:
-    """Return the parts that some nodes have of some ranges; at most so many of each node."""
+    """Return the parts that some nodes have of some ranges; at most so many of each node.
+
+    A node that goes meanwhile is one that could not be asked.
+    """
     found: dict[PartId, dict[str, ListedPart]] = {}
     ends = []
-    for name, node in asked.items():
-        listed = list(islice(all_parts(node.transport, node.node_id, quiver_id, ranges), limit))
+    for name in names:
+        node = statements.asked[name]
+        try:
+            listed = list(islice(all_parts(node.transport, node.node_id, quiver_id, ranges), limit))
+        except HoldfastError as error:
+            del statements.asked[name]
+            statements.unknown[name] = str(error)
+            continue
         if len(listed) == limit:
             ends.append(listed[-1].part.id.end_seq)
         for one in listed:
@@ -290,7 +303,7 @@ def find_differences(
 ) -> tuple[list[PartDifference], int, int | None]:
     """Compare a page of parts; return what differs, how many parts there were, what is next."""
     ranges = IntervalSet([(from_seq, _EVERYTHING[1])])
-    page = list_parts(statements.asked, quiver_id, ranges, limit)
+    page = list_parts(statements, sorted(statements.asked), quiver_id, ranges, limit)
     for segment in statements.handoff.quiver.segments():
         part = part_id(segment.summary)
         is_on_page = page.next_seq is None or part.first_seq < page.next_seq

@@ -112,8 +112,14 @@ class HandoffVerbs:
         for one in backlog_statistics(handoff, self._seam.clock.wall_ns()):
             if wanted in (None, one.name):
                 held = [{**asdict(part), "part": str(part.part)} for part in one.held]
-                rates = {"total_rate_bytes_s": handoff.scheduler.rate()}
-                yield {"node": one.name, **asdict(one), "held": held, **rates}
+                age_s = self._seam.clock.monotonic_s() - handoff.monitor.since_s(one.name)
+                yield {
+                    "node": one.name,
+                    **asdict(one),
+                    "held": held,
+                    "state_age_s": max(0.0, age_s),
+                    "total_rate_bytes_s": handoff.scheduler.rate(),
+                }
 
     def _list(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         """Yield the sealed parts that wait, oldest first, node by node."""
@@ -182,7 +188,7 @@ class HandoffVerbs:
         if following is None and quiver_id != ids[-1]:
             following = [ids[ids.index(quiver_id) + 1], 0]
         yield {"next": following, "compared_parts": parts}
-        for name, reason in statements.unknown.items() if request.get("after") is None else ():
+        for name, reason in statements.unknown.items():
             yield {"node": name, "problem": reason}
         for one in found:
             yield {"part": str(one.part), "problem": one.problem, "checksums": one.checksums}
@@ -201,7 +207,7 @@ class HandoffVerbs:
         with NodeStatements(sender) as statements:
             done = repair(statements, self._seam.clock, wanted, after)
         yield {"next": None if done.next_position is None else list(done.next_position)}
-        for name, reason in statements.unknown.items() if after is None else ():
+        for name, reason in statements.unknown.items():
             if wanted in (None, name):
                 yield {"node": name, "problem": reason}
         for one in done.parts:
@@ -342,7 +348,10 @@ def _forget(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     if mode not in ("drop", "reassign"):
         raise BadInput(f"the mode is {mode!r}"[:200], hint="send drop or reassign")
     with handoff.lock:
-        for name in _meant(handoff, request):
+        # Also one whose account a crash left open: see `Handoff.forget`.
+        wanted = _text(request, "node")
+        is_known = subscriber_of(wanted) in handoff.quiver.subscribers()
+        for name in [wanted] if is_known else []:
             waiting = _waiting(handoff, name)
             reassigned = 0 if request.get("plan") else handoff.forget(name, mode)
             yield {

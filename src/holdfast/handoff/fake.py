@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from xxhash import xxh3_128_hexdigest
-
 from holdfast.errors import OwnerGone, UnknownPosition
+from holdfast.quiver.base import names
 from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.manifest import READABLE_VERSIONS
 from holdfast.replica.messages import (
     AnswerKind,
@@ -28,7 +28,7 @@ from holdfast.replica.messages import (
     misdirected,
     require_meant,
 )
-from holdfast.replica.part import Part, PartId, Slice
+from holdfast.replica.part import Part, PartId, Slice, content_checksum
 from holdfast.replica.transport import FetchedPart, OutgoingPart
 
 _T = TypeVar("_T")
@@ -129,7 +129,7 @@ class FakeNode:
     def listed(self, quiver_id: str, ranges: IntervalSet) -> list[ListedPart]:
         """Return which parts it has of some ranges, all of them in one list."""
         found = [
-            ListedPart(one.part, xxh3_128_hexdigest(repr(sorted(one.files.items())).encode()))
+            ListedPart(one.part, content_checksum(manifest.decode(one.files[names.MANIFEST])))
             for one in self.adopted
             if one.part.id.quiver_id == quiver_id
             and ranges.overlaps(one.part.id.first_seq, one.part.id.end_seq)

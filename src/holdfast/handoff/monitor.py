@@ -144,6 +144,10 @@ class Monitor:
         """Return what the last miss said; None after a good answer."""
         return self._nodes[name].last_error
 
+    def since_s(self, name: str) -> float:
+        """Return since when a node has its state, by the monotonic clock."""
+        return self._nodes[name].since_s
+
     def changes(self, name: str) -> int:
         """Return how often the state of a node changed."""
         return self._nodes[name].changes

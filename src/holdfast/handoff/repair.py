@@ -102,10 +102,9 @@ def _fill(
         done.parts += [RepairedPart(gap.node, part, SENDER, "waits") for part in reopened]
         for part in reopened:
             missing.remove(part.first_seq, part.end_seq)
-    sources = {name: one for name, one in statements.asked.items() if name in gap.sources}
-    sources.pop(gap.node, None)
-    while missing and sources:
-        page = list_parts(sources, gap.quiver_id, missing, TURN_PARTS)
+    while missing and gap.node in statements.asked:
+        sources = statements.asked.keys() & set(gap.sources) - {gap.node}
+        page = list_parts(statements, sorted(sources), gap.quiver_id, missing, TURN_PARTS)
         for part, holders in page.parts.items():
             brought = _bring(statements, gap.node, part, holders)
             done.parts.append(brought)

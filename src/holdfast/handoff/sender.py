@@ -158,10 +158,12 @@ class Handoff:
         """Remove a node for good; return how many parts others have to get instead.
 
         In this order, so that a crash between two steps leaves a state from which `forget` can be
-        repeated: others wait for the parts, the node owns nothing, its own account is closed.
+        repeated: others wait for the parts, or the ledger says which are lost; the node owns
+        nothing; its own account is closed.
         """
         with self.lock:
-            if name not in self.membership.bound:
+            subscriber = subscriber_of(name)
+            if name not in self.membership.bound and subscriber not in self.quiver.subscribers():
                 raise BadInput(
                     f"no data node {name!r}",
                     hint=f"there are {', '.join(self.membership.bound) or 'none'}",
@@ -174,13 +176,26 @@ class Handoff:
             if mode == "reassign":
                 owners, reassigned = self._reassign(name)
                 self._seam.reached(HandoffPoint.REOPENED)
+            else:
+                self._give_up(name)
             owners = owners.changed(self._placement(self.quiver.end_seq, without=name))
             self.membership.forget(name, owners)
             self._seam.reached(HandoffPoint.FORGOTTEN)
             with contextlib.suppress(UnknownSubscriber):
-                self.quiver.unregister(subscriber_of(name), reason=f"forgotten ({mode})")
+                self.quiver.unregister(subscriber, reason=f"forgotten ({mode})")
             self.monitor.remove(name)
             return reassigned
+
+    def _give_up(self, name: str) -> None:
+        """Write which parts exactly a node loses: closing its account says only how much."""
+        subscriber = subscriber_of(name)
+        with contextlib.suppress(UnknownSubscriber):
+            state = self.quiver.subscriber(subscriber)
+            for segment in list(waiting_segments(self.quiver.segments(), state)):
+                summary = segment.summary
+                part = (summary.quiver_id, summary.first_seq, summary.last_seq + 1)
+                if name in self.membership.owners.owners(*part):
+                    self.quiver.resolve_segment(subscriber, segment, Outcome.DROPPED, "forgotten")
 
     def _reassign(self, name: str) -> tuple[Owners, int]:
         """Reopen what waits for a node for those who own it without that node."""

@@ -56,6 +56,7 @@ def status_command(target: Target, node: str | None, as_json: bool) -> None:
             one["node"],
             _sender(one),
             _state(one),
+            one["state_age_s"],
             one["pending_parts"],
             size(one["pending_bytes"]),
             one["oldest_age_s"],
@@ -67,7 +68,7 @@ def status_command(target: Target, node: str | None, as_json: bool) -> None:
         )
         for one in found
     ]
-    columns = ("node", "sender", "state", "wait", "size", "oldest (s)", "held", "gaps")
+    columns = ("node", "sender", "state", "for (s)", "wait", "size", "oldest (s)", "held", "gaps")
     print_table("data nodes", (*columns, "sent", "rate", "problem"), rows)
 
 
