@@ -228,9 +228,15 @@ class Worker:
     # ----------------------------------------------------------------- choosing
 
     def _ready(self, segments: Iterator[Segment]) -> Iterator[Segment]:
-        """Yield what may be offered now: neither held nor waiting after a failure."""
+        """Yield what may be offered now: owned, and neither held nor waiting after a failure.
+
+        What was sealed since `_filter` looked may not be this node's, and is not looked at yet.
+        """
         now_s = self._clock.monotonic_s()
+        looked_to = 0 if self._filtered is None else self._filtered[2]
         for segment in segments:
+            if segment.summary.last_seq >= looked_to:
+                continue
             part = part_id(segment.summary)
             failing = self._failing.get(part)
             if part not in self.held and (failing is None or failing.next_s <= now_s):
