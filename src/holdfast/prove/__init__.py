@@ -15,7 +15,7 @@ NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
     "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
-    "handoff": "kill, stop and cut off data nodes and their sender; each owner has all, once",
+    "handoff": "kill, stop and cut off data nodes and their gateway; each owner has all, once",
     "store": "kill writers, readers, deleters and collectors; what is used stays, nothing else",
 }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import random
 import sys
 import threading
@@ -110,10 +109,6 @@ class AppendClient(threading.Thread):
             suffix = f"-{self._epoch}" if epoch else ""
             self._append(f"{self._prefix}-{count}-{shape}{suffix}", bundles, epoch)
         self._journal.close()
-
-    def stop(self) -> None:
-        """Append nothing more."""
-        self._until_s = -math.inf
 
     def _unanswered(self) -> list[tuple[str, int]]:
         """Return this client's last append with an epoch, if it was never answered."""
