@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.bench.figures import Spread, interleave, percentile, rounded
+from holdfast.bench.figures import Spread, interleave, percentile, rotated, rounded
 
 
 def test_contenders_run_in_turn_and_not_one_after_the_other() -> None:
@@ -23,6 +24,18 @@ def test_contenders_run_in_turn_and_not_one_after_the_other() -> None:
     )
     assert order == ["a", "b", "a", "b", "a", "b"]
     assert results == {"a": [1, 3, 5], "b": [2, 4, 6]}
+
+
+def test_nobody_always_follows_the_same_one_where_the_order_is_rotated() -> None:
+    order: list[str] = []
+
+    def contender(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    results = rotated({name: partial(contender, name) for name in "abc"}, 3)
+    assert order == [*"abc", *"bca", *"cab"]
+    assert results == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
 
 def test_the_warm_up_round_is_run_and_thrown_away() -> None:

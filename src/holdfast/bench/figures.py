@@ -130,3 +130,18 @@ def interleave(
             if number >= 0:
                 results[name].append(result)
     return results
+
+
+def rotated(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+    """Run all contenders once a round, each round beginning with the next: A B C, B C A, C A B …
+
+    Nobody always follows the same one, whose leftovers it would pay for. There is no round before
+    the first: each contender has to make itself ready outside of what it measures.
+    """
+    names = list(contenders)
+    results: dict[str, list[Result]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            results[name].append(contenders[name]())
+    return results

@@ -30,6 +30,8 @@ from holdfast.bench.scale import (
     DATAFLOW_QUICK,
     GATEWAY_FULL,
     GATEWAY_QUICK,
+    HANDOFF_FULL,
+    HANDOFF_QUICK,
     QUIVER_FULL,
     QUIVER_QUICK,
     STORE_FULL,
@@ -81,6 +83,8 @@ def load(name: str) -> Benchmark:
             return _gateway()
         case "dataflow":
             return _dataflow()
+        case "handoff":
+            return _handoff()
         case "store":
             return _store()
     raise AssertionError(f"BUG: no benchmark {name}")
@@ -136,6 +140,22 @@ def _dataflow() -> Benchmark:
     )
     environment = {"spark": pyspark.__version__, "master": MASTER}
     return Benchmark((measure_dataflow,), bars, DATAFLOW_FULL, DATAFLOW_QUICK, environment)
+
+
+def _handoff() -> Benchmark:
+    from holdfast.bench.handoff_drain import measure_drain
+    from holdfast.bench.handoff_waiting import measure_waiting
+
+    bars = (
+        Bar("drain_vs_flight", at_least=0.8),
+        Bar("adopt_vs_append", at_least=1.5),
+        Bar("healthy_node_ratio", at_least=0.9),
+        Bar("fairness", at_most=1.2),
+        Bar("store_amplification", at_most=1.01),
+        Bar("startup_s", at_most=1.0),
+        Bar("startup_segments_s", at_most=10.0),
+    )
+    return Benchmark((measure_drain, measure_waiting), bars, HANDOFF_FULL, HANDOFF_QUICK)
 
 
 def _store() -> Benchmark:

@@ -144,6 +144,45 @@ STORE_QUICK = StoreScale(
 
 
 @dataclass(frozen=True)
+class HandoffScale:
+    """Sizes of the measurements of handoff."""
+
+    rounds: int
+    # The backlog that is drained, and in how many quanta when three nodes take turns.
+    parts: int
+    part_mb: int
+    fairness_quanta: int
+    # What waits for nodes that are down.
+    down_mb: int
+    # A start with so many bundles waiting, and one with so many segments.
+    startup_rounds: int
+    waiting_bundles: int
+    waiting_segments: int
+
+
+HANDOFF_FULL = HandoffScale(
+    rounds=7,
+    parts=24,
+    part_mb=2,
+    fairness_quanta=24,
+    down_mb=100,
+    startup_rounds=3,
+    waiting_bundles=1_000_000,
+    waiting_segments=100_000,
+)
+HANDOFF_QUICK = HandoffScale(
+    rounds=1,
+    parts=4,
+    part_mb=1,
+    fairness_quanta=4,
+    down_mb=2,
+    startup_rounds=1,
+    waiting_bundles=2_000,
+    waiting_segments=100,
+)
+
+
+@dataclass(frozen=True)
 class DataflowScale:
     """Sizes of the measurements of the dataflow."""
 

@@ -203,5 +203,12 @@ def _summary(values: dict[str, Any]) -> Summary:
 
 def _record(kind: type[_Record], values: dict[str, Any]) -> _Record:
     """Return a record; what a later program added without a new version is passed over."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    known = _NAMES[kind]
     return kind(**{name: value for name, value in values.items() if name in known})
+
+
+# Looked up once, not for each of very many segments.
+_NAMES: dict[type[Any], frozenset[str]] = {
+    kind: frozenset(field.name for field in fields(kind))
+    for kind in (BatchSummary, FileSummary, ProducerSummary, Summary)
+}
