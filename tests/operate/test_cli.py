@@ -234,8 +234,9 @@ def test_the_demo_reconciles() -> None:
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["ok"]
-    assert (told["client"], told["kills"], told["lost"]) == ("openlineage-python", 2, 0)
+    assert (told["client"], told["kills"], told["lost"]) == ("openlineage-python", 3, 0)
     arrived = told["accepted"] + told["unanswered"]
     assert told["accepted"] > 0
     assert told["delivered"] == {"backend-a": arrived, "backend-b": arrived}
-    assert [account["holds"] for account in told["ledger"]] == [True, True]
+    assert told["copied"] == {"node-a": told["stored"], "node-b": told["stored"]}
+    assert [account["holds"] for account in told["ledger"]] == [True] * 4

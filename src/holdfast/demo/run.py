@@ -1,9 +1,9 @@
-"""The demo: a gateway between OpenLineage's own client, two backends and Spark, with real kills.
+"""The demo: a gateway between OpenLineage's own client, two backends, two data nodes and Spark.
 
-No configuration, no network but the loopback, a temporary folder. One backend dies and returns, the
-gateway itself is killed and restarted, and in the end the journals of the client and of both
-backends are compared with each other, with the ledger, and with what a pipeline counted. Without
-Spark or Java it runs without the pipeline.
+No configuration, no network but the loopback, a temporary folder. One backend and one data node die
+and return, the gateway itself is killed and restarted, and in the end the journals of the client
+and of both backends are compared with each other, with the ledger, with the folders of the data
+nodes, and with what a pipeline counted. Without Spark or Java it runs without the pipeline.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ from holdfast.demo.results import PIPELINES, Counting, Keeping, Kept, PipelineVi
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
-from holdfast.prove.journal import whole_lines
+from holdfast.prove.handoff_checker import NodeFolders
+from holdfast.prove.journal import UNKNOWN, whole_lines
+from holdfast.prove.lineage import run_name_of
 from holdfast.prove.runner import free_ports
-from holdfast.quiver import Balance, Quiver
+from holdfast.quiver import Balance, Bundle, Quiver
 
 STEADY, FLAKY = "backend-a", "backend-b"
+# Data nodes: each gets everything.
+NODES = ("node-a", "node-b")
+FLAKY_NODE = NODES[1]
 REFRESH_S = 0.1
 READY_SECONDS_MAX = 120.0
 CATCH_UP_SECONDS_MAX = 120.0
@@ -45,6 +50,8 @@ class DemoView:
     accepted_per_s: float = 0.0
     # By backend: different events that arrived.
     delivered: dict[str, int] = field(default_factory=dict)
+    # By data node: events in its parts.
+    copied: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     kills: int = 0
     # None: it runs without.
@@ -66,6 +73,8 @@ class DemoReport:
     # Arrived although the client got no answer: a kill cut it off.
     unanswered: int
     accounts: list[Balance]
+    # By data node: events in its folders, as often as they are there.
+    copied: dict[str, int] = field(default_factory=dict)
     # By the pipeline, in windows and late; None: it ran without.
     counted: int | None = None
     # By the pipeline, in windows.
@@ -90,8 +99,9 @@ class DemoReport:
         """Whether everything accepted arrived everywhere, in order, and the ledger agrees."""
         books = all(one.holds and one.pending.events == 0 for one in self.accounts)
         is_counted = self.counted in (None, self.stored)
+        is_copied = all(events == self.stored for events in self.copied.values())
         sound = self.lost == 0 and self.out_of_order == 0 and books and is_counted and self.is_kept
-        return sound and len(self.accounts) > 0
+        return sound and is_copied and len(self.accounts) > 0
 
 
 class GrowingJournal:
@@ -122,8 +132,10 @@ class DemoRun:
         self._directory = directory
         self._show = show
         self._seconds_per_step = seconds_per_step
-        self._port, self._admin, *ports = free_ports(4)
-        self._ports = dict(zip((STEADY, FLAKY), ports, strict=True))
+        self._port, self._admin, *ports = free_ports(4 + len(NODES))
+        self._ports = dict(zip((STEADY, FLAKY), ports, strict=False))
+        self._node_ports = dict(zip(NODES, ports[2:], strict=True))
+        self._folders = NodeFolders(run_names_of)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._lives = 0
         self._config = directory / "gateway.yaml"
@@ -140,12 +152,16 @@ class DemoRun:
             self._wait_for_spark("Spark starts, too")
             self._step("everything is up")
             self._kill(FLAKY)
-            self._step(f"{FLAKY} is dead (kill -9); its events wait, {STEADY} does not")
+            self._kill(FLAKY_NODE)
+            self._step(
+                f"{FLAKY} and {FLAKY_NODE} are dead (kill -9); what they miss waits for them"
+            )
             self._kill("gateway")
             self._start_gateway()
             self._step("the gateway was killed, too (kill -9), and is back")
             self._start_backend(FLAKY)
-            self._step(f"{FLAKY} is back, and catches up in order")
+            self._start_node(FLAKY_NODE)
+            self._step(f"{FLAKY} and {FLAKY_NODE} are back, and catch up")
             self._wait_for_spark(
                 "the driver of the pipeline went with the gateway, and starts again"
             )
@@ -175,6 +191,9 @@ class DemoRun:
             }
             for name, port in self._ports.items()
         }
+        addresses = {name: f"127.0.0.1:{port}" for name, port in self._node_ports.items()}
+        copies = {"nodes": addresses, "probe_interval": "500ms"}
+        exporters["copies"] = {"kind": "exporter", "type": "nodes", "config": copies}
         listen = {"listen": f"127.0.0.1:{self._port}"}
         nodes = {
             "lineage": {
@@ -183,7 +202,13 @@ class DemoRun:
                 "config": listen,
                 "to": ["buffer"],
             },
-            "buffer": {"kind": "processor", "type": "quiver", "to": list(exporters)},
+            "buffer": {
+                "kind": "processor",
+                "type": "quiver",
+                # Sealed soon, so that one sees parts arrive.
+                "config": {"segment": {"max_open_duration": "1s"}},
+                "to": list(exporters),
+            },
             **exporters,
         }
         admin = {"listen": f"127.0.0.1:{self._admin}"}
@@ -205,9 +230,13 @@ class DemoRun:
         """Start everything, receivers before senders, so that nothing is refused at first."""
         if self._keeping is not None:
             self._keeping.create()
+        for name in NODES:
+            self._start_node(name)
         for name in self._ports:
             self._start_backend(name)
         self._start_gateway()
+        for name in NODES:
+            self._wait_for_word(name)
         url, journal = f"http://127.0.0.1:{self._port}", str(self._directory / "client.journal")
         client = self._start("client", "holdfast.demo.producer", url, journal)
         assert client.stdout is not None
@@ -217,10 +246,21 @@ class DemoRun:
         self._lives += 1
         journal = str(self._directory / f"{self._lives:02d}.{name}")
         port = str(self._ports[name])
-        child = self._start(name, "holdfast.prove.lineage", "backend", port, journal, "run")
-        assert child.stdout is not None
-        if not child.stdout.readline():
-            raise CheckFailed("a backend ended at its start", hint="run `holdfast doctor`")
+        self._start(name, "holdfast.prove.lineage", "backend", port, journal, "run")
+        self._wait_for_word(name)
+
+    def _start_node(self, name: str) -> None:
+        """Start a data node; nobody has to wait for it, what it misses is kept."""
+        listen = f"127.0.0.1:{self._node_ports[name]}"
+        data = str(self._directory / name)
+        self._start(name, "holdfast", "node", "--data", data, "--listen", listen, "--min-free", "0")
+
+    def _wait_for_word(self, name: str) -> None:
+        """Wait for the first line of a process: it listens."""
+        output = self._children[name].stdout
+        assert output is not None, "BUG: nobody listens to it"
+        if not output.readline():
+            raise CheckFailed(f"{name} ended at its start", hint="run `holdfast doctor`")
 
     def _start_gateway(self) -> None:
         """Start the gateway, and wait until it says that it is ready."""
@@ -306,18 +346,25 @@ class DemoRun:
         self.view.delivered = {
             name: len(set(journal.names())) for name, journal in self._arrived.items()
         }
+        self.view.copied = {name: len(self._copied(name)) for name in NODES}
         if self.view.pipeline is not None:
             self._counting.look(self.view.pipeline)
         self._show(self.view)
 
+    def _copied(self, node: str) -> list[str]:
+        """Return the names of all events in the parts of a data node."""
+        parts = self._folders.parts(self._directory / node)
+        return [name for part in parts if not isinstance(part, str) for _, name in part.events]
+
     def _wait_until_delivered(self) -> None:
-        """Wait until both backends have all that was accepted; what is not there then is lost."""
+        """Wait until everybody has all that was accepted; what is missing then is lost."""
         self.view.step = "the client has stopped; the rest arrives"
         accepted = set(self._accepted.names())
         deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
         while time.monotonic() < deadline_s:
             self._look()
-            if all(accepted <= set(journal.names()) for journal in self._arrived.values()):
+            arrived = [journal.names() for journal in self._arrived.values()]
+            if all(accepted <= set(names) for names in (*arrived, *map(self._copied, NODES))):
                 return
             time.sleep(REFRESH_S)
 
@@ -340,10 +387,20 @@ class DemoRun:
             out_of_order=sum(_out_of_order(accepted, names) for names in different.values()),
             unanswered=len(set(different[STEADY]) - set(accepted)),
             accounts=accounts,
+            copied={name: len(self._copied(name)) for name in NODES},
             counted=None if self.view.pipeline is None else self._counting.counted(),
             in_windows=None if self.view.pipeline is None else self._counting.in_windows(),
             kept=None if self._keeping is None else self._keeping.finish(),
         )
+
+
+def run_names_of(bundle: Bundle) -> list[str]:
+    """Return the names of a bundle's events, as the client wrote them down."""
+    return [
+        run_name_of(payload) or UNKNOWN
+        for batch in bundle.slots.values()
+        for payload in batch.column("payload").to_pylist()
+    ]
 
 
 def _out_of_order(accepted: list[str], arrived: list[str]) -> int:

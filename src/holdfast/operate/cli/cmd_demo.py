@@ -33,7 +33,7 @@ from holdfast.quiver import Balance, Outcome
 )
 @json_option
 def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool) -> int:
-    """Send lineage through a gateway, kill a backend and the gateway; then a table that adds up.
+    """Send lineage through a gateway, kill a backend, a data node and the gateway; then add up.
 
     A pipeline on Spark counts the same events, where Spark is installed, and commits its results
     to a store. Then a commit is deleted, and collected.
@@ -81,7 +81,8 @@ class _LinePrinter:
         if view.step != self._printed:
             self._printed = view.step
             arrived = ", ".join(f"{name} {count:,}" for name, count in view.delivered.items())
-            line = f"{view.step}; accepted {view.accepted:,}, arrived: {arrived}"
+            copied = ", ".join(f"{name} {count:,}" for name, count in view.copied.items())
+            line = f"{view.step}; accepted {view.accepted:,}, arrived: {arrived}; copied: {copied}"
             if view.pipeline is not None:
                 line += f"; Spark: {_pipeline_row(view.pipeline)[1]}"
             click.echo(line)
@@ -97,6 +98,10 @@ def _picture(view: DemoView) -> Table:
         behind = max(0, view.accepted - count)
         state = "dead" if name in view.dead else "up"
         table.add_row(f"arrived at {name}", state, f"{count:,}", f"{behind:,}")
+    for name, count in view.copied.items():
+        behind = max(0, view.accepted - count)
+        state = "dead" if name in view.dead else "up"
+        table.add_row(f"copied to {name}", state, f"{count:,}", f"{behind:,}")
     if view.pipeline is not None:
         table.add_row(*_pipeline_row(view.pipeline))
     table.caption = f"{view.kills} kills so far"
@@ -120,11 +125,10 @@ def _print(report: DemoReport) -> None:
         ("+ accepted, but a kill cut off the answer", report.unanswered),
     ]
     rows += [(f"= arrived at {name}", count) for name, count in report.delivered.items()]
+    rows.append(("accepted, by the ledger (sent twice: there twice)", report.stored))
+    rows += [(f"= copied to {name}", count) for name, count in report.copied.items()]
     if report.counted is not None:
-        rows += [
-            ("accepted, by the ledger (sent twice: there twice)", report.stored),
-            ("= counted by Spark, in windows and late", report.counted),
-        ]
+        rows.append(("= counted by Spark, in windows and late", report.counted))
     rows += [
         ("lost", report.lost),
         ("out of order", report.out_of_order),
@@ -181,6 +185,7 @@ def _fields(report: DemoReport) -> dict[str, object]:
         "accepted": report.accepted,
         "unanswered": report.unanswered,
         "delivered": report.delivered,
+        "copied": report.copied,
         "repeated": report.repeated,
         "lost": report.lost,
         "out_of_order": report.out_of_order,
