@@ -24,6 +24,7 @@ from tests.processors.passing import event_of
 
 from holdfast.deliver.exporters.classify import failure_of_status
 from holdfast.deliver.exporters.dialects import PRESETS
+from holdfast.deliver.exporters.otlp import OTLP_PRESETS
 from holdfast.operate.gateway_metrics import ALL_METRICS
 from holdfast.operate.metrics import prometheus_name
 from holdfast.operate.node_metrics import NODE_METRICS
@@ -131,7 +132,7 @@ def of_exporters(page: str) -> Claims:
         module = importlib.import_module(f"holdfast.deliver.exporters.{node['type']}")
         module.Config.model_validate(node["config"])
     types = {node["type"] for node in examples}
-    yield "examples", types, {"http", "files", "kafka", "python", "console"}
+    yield "examples", types, {"http", "otlp", "files", "kafka", "python", "console"}
     statuses = re.findall(r"^\| ((?:\d{3}(?:, )?)+) \| `(\w+)` \|$", page, re.MULTILINE)
     assert len(statuses) == 5
     for codes, kind in statuses:
@@ -140,6 +141,19 @@ def of_exporters(page: str) -> Claims:
     presets = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| `(/\S+)` \| `(\w+)` \|$", page, re.MULTILINE)
     told = {name: preset for names, *preset in presets for name in quoted(names)}
     yield "presets", told, {n: [p.path(p.dialect), p.dialect] for n, p in PRESETS.items()}
+    otlp = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| (gRPC|HTTP) \| (\w+) \| `(\S*)/v1/", page, re.MULTILINE
+    )
+    told = {name: [*preset] for names, *preset in otlp for name in quoted(names)}
+    known = {
+        name: [
+            {"grpc": "gRPC", "http": "HTTP"}[preset.protocol],
+            "all" if len(preset.kinds) > 1 else preset.kinds[0].value,
+            preset.prefix,
+        ]
+        for name, preset in OTLP_PRESETS.items()
+    }
+    yield "presets of otlp", told, known
 
 
 def of_http_api(page: str) -> Claims:

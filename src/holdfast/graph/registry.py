@@ -119,6 +119,17 @@ COMPONENTS: tuple[Component, ...] = (
         "Posts events to a backend: Marquez, DataHub, OpenMetadata, or your own.",
     ),
     Component(
+        "otlp",
+        "exporter",
+        "holdfast.deliver.exporters.otlp",
+        "Sends traces, metrics and logs on over OTLP, gRPC or HTTP: to a collector or a backend.",
+        (
+            *("urn:otel:otlp:exporter", "urn:otel:exporter:otlp_grpc"),
+            *("urn:otel:exporter:otlp_http", "exporter:otlp_grpc", "exporter:otlp_http"),
+        ),
+        extra="otel",
+    ),
+    Component(
         "files", "exporter", "holdfast.deliver.exporters.files", "Writes NDJSON or Parquet files."
     ),
     Component(

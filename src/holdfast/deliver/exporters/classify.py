@@ -22,6 +22,7 @@ import email.utils
 import http
 import math
 import os
+import socket
 import ssl
 from datetime import UTC
 
@@ -37,6 +38,8 @@ PERMANENT_STATUSES = frozenset({400, 422})
 UNKNOWN_OUTCOME_STATUSES = frozenset({502, 504})
 
 LOCATION_CHARACTERS_MAX = 200
+
+_UNKNOWN_HOST = "the host name is not known here; check `url`"
 
 # How OpenSSL names it when one side does not like the other's certificate.
 _CERTIFICATE_REASONS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED", "DECRYPT_ERROR")
@@ -113,13 +116,27 @@ def failure_of_exception(error: Exception) -> Failure:
     return _transient("the answer is not HTTP", "not_http", maybe_delivered=True)
 
 
+def failure_of_connecting(error: OSError) -> Failure:
+    """Return what it means that there is no connection, where no HTTP client stands between."""
+    tls = _tls_error(error)
+    if tls is not None:
+        return _tls_failure(tls, connected=False)
+    if isinstance(error, socket.gaierror):
+        return _transient(_UNKNOWN_HOST, "dns")
+    return _transient(f"no connection{_why(error.errno)}", "connect")
+
+
 def _not_connected(error: aiohttp.ClientConnectorError) -> Failure:
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return _transient("the host name is not known here; check `url`", "dns")
-    why = f": {os.strerror(error.errno)}" if error.errno else ""
+        return _transient(_UNKNOWN_HOST, "dns")
+    why = _why(error.errno)
     if isinstance(error, aiohttp.ClientProxyConnectionError):
         return _transient(f"no connection to the proxy{why}", "proxy_connect")
     return _transient(f"no connection{why}", "connect")
+
+
+def _why(number: int | None) -> str:
+    return f": {os.strerror(number)}" if number else ""
 
 
 def _transient(reason: str, code: str, maybe_delivered: bool = False) -> Failure:

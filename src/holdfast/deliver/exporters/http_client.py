@@ -141,7 +141,7 @@ class HttpClient:
         self._settings = settings
         # At once, so that a certificate that cannot be read is an error of the configuration, with
         # its path, and not a failed connection hours later.
-        self._ssl = _ssl_context(settings.tls, context)
+        self._ssl = client_context(settings.tls, context)
         # Waiting for a free connection is not a slow connect, so it happens before the clocks run.
         self._free = asyncio.Semaphore(settings.max_connections)
         self._session: aiohttp.ClientSession | None = None
@@ -258,9 +258,10 @@ def basic_authorization(username: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
-def _ssl_context(settings: ClientTls, context: ExporterContext) -> ssl.SSLContext | bool:
+def client_context(settings: ClientTls, context: ExporterContext) -> ssl.SSLContext | bool:
+    """Return the TLS context of a client; True: the usual one, with the system's authorities."""
     if settings.ca_file is None and settings.cert_file is None:
-        return True  # aiohttp's own, which trusts the authorities of the system
+        return True
     tls = ssl.create_default_context()
     if settings.ca_file is not None:
         path = context.base_dir / settings.ca_file
