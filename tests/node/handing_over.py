@@ -9,6 +9,7 @@ from pathlib import PurePath
 from tests.replica.parts import NOON_NS, seal_parts
 
 from holdfast.errors import HoldfastError
+from holdfast.node.cold import ColdTier
 from holdfast.node.data_node import DataNode
 from holdfast.node.settings import DataNodeSettings
 from holdfast.replica.messages import PartAnswer
@@ -33,11 +34,14 @@ def some_parts(count: int = 4, seed: int = 0) -> tuple[OutgoingPart, ...]:
 
 
 def open_node(
-    disk: Disk, settings: DataNodeSettings = SETTINGS, clock: Clock | None = None, seed: int = 1
+    disk: Disk,
+    settings: DataNodeSettings = SETTINGS,
+    clock: Clock | None = None,
+    seed: int = 1,
+    cold: ColdTier | None = None,
 ) -> DataNode:
-    return DataNode(
-        ROOT, settings, Seam(disk, clock or JumpingClock(NOON_NS), seeded_randomness(seed))
-    )
+    seam = Seam(disk, clock or JumpingClock(NOON_NS), seeded_randomness(seed))
+    return DataNode(ROOT, settings, seam, cold)
 
 
 def hand_over(node: DataNode, sent: OutgoingPart) -> PartAnswer:

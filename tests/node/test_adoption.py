@@ -486,6 +486,21 @@ def test_a_part_whose_manifest_is_damaged_is_not_served_and_comes_again(is_scrub
     check_exactly_once(disk, parts, parts)
 
 
+def test_a_part_of_which_a_file_is_gone_does_not_keep_the_others_from_being_served() -> None:
+    disk, parts = SimulatedDisk(), some_parts()
+    node = open_node(disk)
+    for one in parts:
+        hand_over(node, one)
+    folder = node._all_parts()[0].folder
+    node.close()
+    disk.unlink(folder / "bundles.arrow", "test")
+    node = open_node(disk)
+    assert "not served" in node.findings()[0]
+    assert offered(node, parts) == ["need", "have", "have", "have"]
+    assert hand_over(node, parts[0]).kind is AnswerKind.ACK
+    check_exactly_once(disk, parts, parts)
+
+
 def test_fetch_gives_what_is_here_and_refuses_the_rest() -> None:
     disk, parts = SimulatedDisk(), some_parts()
     node = open_node(disk)

@@ -128,6 +128,7 @@ def test_probes_say_whether_it_lives_and_whether_it_takes_parts(tmp_path: Path) 
         (["--token-file", "missing"], "token"),
         (["--tls-cert", "missing.pem"], "--tls"),
         (["--http", "nowhere"], "--http"),
+        (["--cold-store", "store"], "max_age or max_size"),
     ],
 )
 def test_what_is_wrong_with_its_options_is_said(

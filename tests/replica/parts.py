@@ -21,10 +21,16 @@ CONFIG = QuiverConfig(segment=SegmentConfig(max_open_duration_s=3600.0))
 
 
 def seal_parts(
-    disk: Disk, root: PurePath, sizes: Sequence[int], *, seed: int = 0, payload: bytes = b"event"
+    disk: Disk,
+    root: PurePath,
+    sizes: Sequence[int],
+    *,
+    seed: int = 0,
+    payload: bytes = b"event",
+    wall_ns: int = NOON_NS,
 ) -> list[OutgoingPart]:
     """Return one part for each size, which is its number of bundles; each has two slots."""
-    seam = Seam(disk, JumpingClock(NOON_NS), seeded_randomness(seed))
+    seam = Seam(disk, JumpingClock(wall_ns), seeded_randomness(seed))
     with Quiver.open(root, CONFIG, seam=seam) as quiver:
         for size in sizes:
             for number in range(size):

@@ -94,7 +94,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     "node": (
         {"points", "settings"},
         {"layout"},
-        {"replica"},
+        {"cold", "replica"},
         {"data_node"},
         {"probe", "service"},
         {"__init__"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from holdfast import __version__
 from holdfast.errors import BadInput, CannotOpen, DiskFull, HoldfastError, StorageFailed
 from holdfast.node import layout
+from holdfast.node.cold import ColdPart, ColdTier, hour_of, hour_start_ns
 from holdfast.node.points import NodePoint
 from holdfast.node.replica import FULL_RETRY_S, AdoptedPart, Incoming, Replica, failure
 from holdfast.node.settings import DataNodeSettings
@@ -77,13 +78,22 @@ class NodeStatistics(NamedTuple):
     damaged: int
     # How often a scrub came to the end of all parts.
     scrubs_total: int
+    # Of the cold tier: what it put into its store, and how often it failed.
+    cold_commits_total: int
+    cold_parts_total: int
+    cold_bytes_total: int
+    cold_failures_total: int
 
 
 class DataNode:
     """The directory of a data node, as long as this process serves it."""
 
     def __init__(
-        self, root: PurePath, settings: DataNodeSettings | None = None, seam: Seam | None = None
+        self,
+        root: PurePath,
+        settings: DataNodeSettings | None = None,
+        seam: Seam | None = None,
+        cold: ColdTier | None = None,
     ) -> None:
         """Open the directory, or make it; raises with nothing held if that fails."""
         self.root = root
@@ -93,7 +103,9 @@ class DataNode:
         self._lock = threading.Lock()
         self._replicas: dict[str, Replica] = {}
         self._coming_bytes = 0
+        self._cold = cold
         self._adopted = self._adopted_bytes = self._removed = self._scrubbed = 0
+        self._cold_failures = 0
         self._answers = dict.fromkeys(AnswerKind, 0)
         self._known: tuple[tuple[int, ...], tuple[Holding, ...], str] | None = None
         self.boot_id = random_uuid(self._seam.randomness)
@@ -121,6 +133,8 @@ class DataNode:
 
     def close(self) -> None:
         """Let go of the directory; the calls that are going on must have ended."""
+        if self._cold is not None:
+            self._cold.close()
         self._disk.unlock(self._handle)
 
     def _identity(self) -> str:
@@ -350,16 +364,56 @@ class DataNode:
                 {str(kind): count for kind, count in self._answers.items()},
                 sum(one.damaged for one in self._replicas.values()),
                 self._scrubbed,
+                self._cold.commits_total if self._cold else 0,
+                self._cold.parts_total if self._cold else 0,
+                self._cold.bytes_total if self._cold else 0,
+                self._cold_failures,
             )
 
     # ----------------------------------------------------------------- retention
 
-    def sweep(self) -> int:
-        """Remove what is past its age or over the size; return how many parts that were."""
+    def sweep(self, stopping: Callable[[], bool] = lambda: False) -> int:
+        """Remove what is past its age or over the size; return how many parts that were.
+
+        With a cold tier, only what is in its store for good by then.
+        """
+        if self.settings.max_age is None and self.settings.max_size is None:
+            return 0
+        going = list(self._going(self._all_parts()))
+        if self._cold is None:
+            return self._remove(going)
+        hours: dict[int, list[AdoptedPart]] = {}
+        for one in going:
+            hours.setdefault(hour_of(one.summary.max_ingestion_ns), []).append(one)
+        return sum(
+            self._remove(self._stored_cold(self._cold, hour, parts, stopping))
+            for hour, parts in sorted(hours.items())
+            if not stopping()
+        )
+
+    def _stored_cold(
+        self, cold: ColdTier, hour: int, parts: Sequence[AdoptedPart], stopping: Callable[[], bool]
+    ) -> list[AdoptedPart]:
+        """Return which parts of an hour are in the cold tier's store now; none while it fails."""
+        try:
+            kept = set(cold.keep(self.node_id, hour, [self._cold_part(p) for p in parts], stopping))
+        except (HoldfastError, OSError) as error:
+            with self._lock:
+                self._cold_failures += 1
+            log.warning("the cold tier fails, and parts stay here meanwhile: %s", error)
+            return []
+        return [one for one in parts if part_id(one.summary) in kept]
+
+    def _cold_part(self, one: AdoptedPart) -> ColdPart:
+        replica = self.replica(one.summary.quiver_id)
+        part = part_of(self._disk, one.folder, one.summary)
+        return ColdPart(part, self._disk, one.folder, lambda: replica.check(one) is None)
+
+    def _remove(self, going: Sequence[AdoptedPart]) -> int:
         removed = 0
-        going = set(self._going(self._all_parts()))
+        folders = {one.folder for one in going}
         for replica in self.replicas():
-            parts = [one for one in replica.parts() if one.folder in going]
+            parts = [one for one in replica.parts() if one.folder in folders]
             try:
                 replica.remove(parts)
             except OSError as error:
@@ -372,16 +426,21 @@ class DataNode:
             log.info("%d parts removed: past max_age, or over max_size", removed)
         return removed
 
-    def _going(self, parts: Sequence[AdoptedPart]) -> Iterator[PurePath]:
-        """Yield the folders of what is past its age, and of the oldest beyond the size."""
+    def _going(self, parts: Sequence[AdoptedPart]) -> Iterator[AdoptedPart]:
+        """Yield what is past its age, and the oldest beyond the size.
+
+        With a cold tier a part is past its age when all of its hour is: an hour is one commit.
+        """
         size_bytes = sum(one.size_bytes for one in parts)
         oldest_ns = self._time.age_now_ns() - int((self.settings.max_age or 0) * 1e9)
+        if self._cold is not None:
+            oldest_ns = hour_start_ns(hour_of(oldest_ns))
         for one in sorted(parts, key=lambda one: one.summary.max_ingestion_ns):
             is_old = self.settings.max_age and one.summary.max_ingestion_ns < oldest_ns
             is_over = self.settings.max_size is not None and size_bytes > self.settings.max_size
             if not (is_old or is_over):
                 return
-            yield one.folder
+            yield one
             size_bytes -= one.size_bytes
 
     def _all_parts(self) -> list[AdoptedPart]:

@@ -39,6 +39,7 @@ from holdfast.node import layout
 from holdfast.node.points import NodePoint
 from holdfast.quiver.base import names
 from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
 from holdfast.quiver.segments.manifest import Summary
 from holdfast.quiver.segments.segment import Segment
 from holdfast.replica.messages import (
@@ -184,7 +185,13 @@ class Replica:
         elif self._stored.overlaps(found.first_seq, found.end_seq):
             self._find(f"part {folder.name} holds seqs of another part; it is not served")
         else:
-            self._add(folder, summary)
+            try:
+                self._add(folder, summary)
+            except OSError as error:
+                if error.errno not in DAMAGE_ERRORS:
+                    raise
+                self._find(f"part {folder.name} is not served: {error.strerror}")
+                self._note_damaged(folder, summary.name)
 
     def _find(self, what: str) -> None:
         log.error("%s: %s", self.quiver_id, what)

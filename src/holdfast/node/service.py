@@ -352,7 +352,7 @@ class NodeServer:
 
     def _sweep(self) -> None:
         while not self._stopping.wait(self._node.settings.sweep_interval):
-            self._node.sweep()
+            self._node.sweep(self._stopping.is_set)
 
     def __enter__(self) -> Self:
         self.start()

@@ -83,6 +83,27 @@ NODE_METRICS: tuple[Metric[NodeStatistics], ...] = (
         "How often a scrub came to the end of all parts since the start.",
         "Stands still: nobody looks for damage.", each(whole, "scrubs_total"),
     ),
+    Metric(
+        "data_node.cold_commits_total", "counter", "commits",
+        "Commits that the cold tier made in its store since the start.",
+        "One for each hour, more if parts came late.", each(whole, "cold_commits_total"),
+    ),
+    Metric(
+        "data_node.cold_parts_total", "counter", "parts",
+        "Parts that it put there.", "They are removed here afterwards.",
+        each(whole, "cold_parts_total"),
+    ),
+    Metric(
+        "data_node.cold_bytes_total", "counter", "bytes",
+        "Their bytes.", "What the store already had takes no more room there.",
+        each(whole, "cold_bytes_total"),
+    ),
+    Metric(
+        "data_node.cold_failures_total", "counter", "failures",
+        "How often the store did not take an hour of parts.",
+        "Its rate: the log has the reason. Parts stay here until it takes them.",
+        each(whole, "cold_failures_total"),
+    ),
 )  # fmt: skip
 
 

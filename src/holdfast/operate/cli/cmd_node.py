@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from holdfast.errors import BadConfig, BadInput, Damaged, DirectoryLocked
 from holdfast.node import layout
+from holdfast.node.cold import ColdTier
 from holdfast.node.data_node import DataNode
 from holdfast.node.probe import ProbeServer
 from holdfast.node.service import NodeServer
@@ -50,6 +51,8 @@ CALL_S = 600.0
 @click.option("--http", help="Answer /healthz, /readyz and /metrics at this address.")
 @click.option("--max-age", help="Remove parts whose newest event came longer ago, such as 30d.")
 @click.option("--max-size", help="Remove the oldest parts beyond this size, such as 500GB.")
+@click.option("--cold-store", help="A store into which goes what is to be removed, by the hour.")
+@click.option("--cold-database", help="Its database, if the store is in a bucket.")
 @click.option("--min-free", help="Take nothing while the disk has less free than this.")
 @click.option(
     "--token-file",
@@ -80,7 +83,7 @@ def command(
     secrets = secrets_of(settings.flight, Path())
     stop = threading.Event()
     with contextlib.ExitStack() as held:
-        node = DataNode(directory.absolute(), settings)
+        node = DataNode(directory.absolute(), settings, cold=_cold_tier(settings))
         held.callback(node.close)
         if http is not None:
             figures = functools.partial(_figures, node)
@@ -93,6 +96,18 @@ def command(
         held.enter_context(server)
         click.echo(f"data node {node.node_id} listens on {server.location}")
         wait_for_signal(stop)
+
+
+def _cold_tier(settings: DataNodeSettings) -> ColdTier | None:
+    """Return the cold tier that the settings name; its store is opened once, to see that it is."""
+    url = settings.cold_store
+    if url is None:
+        return None
+    from holdfast.store.store import Store
+
+    open_store = functools.partial(Store.open, url, database=settings.cold_database)
+    open_store().close()
+    return ColdTier(open_store)
 
 
 def _figures(node: DataNode) -> str:
@@ -198,14 +213,16 @@ def _settings(options: Mapping[str, Any]) -> DataNodeSettings:
     tls = {f"{name}_file": options[f"tls_{name}"] for name in ("cert", "key", "client_ca")}
     if any(tls.values()):
         flight["tls"] = {name: path for name, path in tls.items() if path}
-    bounds = {name: options[name] for name in ("max_age", "max_size", "min_free") if options[name]}
+    names = ("max_age", "max_size", "min_free", "cold_store", "cold_database")
+    bounds = {name: options[name] for name in names if options[name]}
     try:
         return DataNodeSettings.model_validate({"flight": flight, **bounds})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = "-".join(str(part) for part in first["loc"] if part != "flight")
         where = where.replace("_", "-").removesuffix("-file")
-        raise BadConfig(f"--{where}: {first['msg']}", hint="see holdfast node --help") from error
+        named = f"--{where}: " if where else ""
+        raise BadConfig(f"{named}{first['msg']}", hint="see holdfast node --help") from error
 
 
 def _token(path: Path) -> str:
