@@ -67,6 +67,8 @@ class _HashingSink:
         self._batch: xxh3_64 | None = None
         self._batch_start = 0
         # What was written up to the end of the first batch.
+        # Arrow writes schema, dictionaries and the first batch in one call. They are kept together
+        # until it returns, and then taken apart: each has a checksum of its own.
         self._first: list[bytes] | None = []
         # What the first batch brought: the schema's message, and the checksum of the dictionaries.
         self.schema: memoryview | None = None
@@ -191,6 +193,7 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
 
 def _blocks(made: GroupTable) -> Iterator[pa.RecordBatch]:
     """Yield the rows in record batches of `BLOCK_BYTES` at most, or of a single row."""
+    # For such types Arrow writes the whole column with each slice: blocks would multiply the file.
     if any(slices_take_all(kind) for kind in made.table.schema.types):
         yield from made.table.to_batches()
         return
@@ -257,6 +260,8 @@ class SegmentBuilder:
             self._disk.make_dir(building, QuiverPoint.SEAL_MAKE_DIR)
             summary = self._write_files(building, bundles, segment_seq)
             self._disk.sync_dir(building, QuiverPoint.SEAL_SYNC_DIR)
+            # The directory's own entries are synced before it gets its name: a name that survives
+            # a power cut must not lead to files that did not.
             self._disk.rename(building, final, QuiverPoint.SEAL_RENAME)
             self._disk.sync_dir(self._segments_dir, QuiverPoint.SEAL_SYNC_PARENT)
         except OSError:
@@ -271,6 +276,9 @@ class SegmentBuilder:
         the same range as another.
         """
         try:
+            # The sync of the parent failed: the name is there, and may or may not be durable.
+            # Renamed back, so that the next attempt (under another number) is the only one with
+            # these seqs.
             if self._disk.exists(final):
                 self._disk.rename(final, building, QuiverPoint.SEAL_RENAME)
             if self._disk.exists(building):
@@ -406,4 +414,5 @@ def _producers(bundles: Sequence[HeldBundle]) -> dict[str, ProducerSummary]:
 
 def _newest(producers: dict[str, ProducerSummary], max_count: int) -> dict[str, ProducerSummary]:
     by_age = sorted(producers.items(), key=lambda item: (item[1].time_ns, item[1].seq))
+    # The newest `max_count`, newest first, in one slice.
     return dict(by_age[: -max_count - 1 : -1])

@@ -93,6 +93,8 @@ def rebuild(summary: Summary, files: Sequence[RowFile]) -> pa.RecordBatch:
     gaps: list[_Gap] = []
     for number, file in enumerate(files):
         gaps += _read_file(summary, number, file, found)
+    # A bundle that may have lost rows is made to fail when it is read. Returning the rows that are
+    # left would pass off a part for the whole.
     for gap in gaps:
         for seq, bundle in found.items():
             if gap.first_seq <= seq <= gap.last_seq:
@@ -169,7 +171,12 @@ def _events(file: FileSummary, batch: pa.RecordBatch, run: _Run) -> int:
 
 
 def _add_missing(summary: Summary, found: dict[int, _FoundBundle], gaps: Sequence[_Gap]) -> None:
-    """Add the bundles that the summary counts and no row tells of."""
+    """Add the bundles that the summary counts and no row tells of.
+
+    The summary says how many bundles and events there are; the rows account for some. What is
+    missing is put under free numbers, those inside of gaps first, so that every count is right and
+    reading them reports the damage.
+    """
     events = summary.events - sum(bundle.events for bundle in found.values())
     time_us = summary.min_ingestion_ns // 1000
     for seq, gap in itertools.islice(_free(summary, found, gaps), summary.bundles - len(found)):

@@ -68,6 +68,7 @@ class BatchCache:
     def put(self, key: CacheKey, batch: pa.RecordBatch, size_bytes: int) -> None:
         """Keep a batch of so many bytes, and forget those that were not used for longest."""
         with self._lock:
+            # Two readers may have read the same batch at the same time; one copy is enough.
             if key in self._found:
                 return
             self._found[key] = batch, size_bytes
@@ -145,6 +146,8 @@ class DataFile:
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Read a record batch; raise `Damaged` if its bytes are not what was written."""
+        # Checked by its checksum first: Arrow's reader trusts its input, and damaged lengths could
+        # make it read past the buffer.
         content = self._block(index)
         if not self._has_dictionaries:
             start = self._old[1] if index == 0 and not self.summary.schema else 0
@@ -160,6 +163,8 @@ class DataFile:
             skipped = first - starts[index]
             taken = min(count, self.summary.batches[index].rows - skipped)
             if taken:
+                # The last rows of a block are wanted, so a reader going forwards does not come
+                # back to it: it need not stay in memory.
                 ends = skipped + taken == self.summary.batches[index].rows
                 batches.append(self._kept(index, until_now=ends).slice(skipped, taken))
             first, count, index = first + taken, count - taken, index + 1
@@ -230,6 +235,8 @@ class DataFile:
         try:
             return memoryview(self._disk.read_range(self._path, offset, length))
         except OSError as error:
+            # Too many open files, or no permission, says nothing about the data. Recorded as
+            # damage it would be final for every subscriber.
             if error.errno not in DAMAGE_ERRORS:
                 raise unreadable(self._path, error) from error
             where = f"{length} bytes at {offset}"

@@ -159,6 +159,8 @@ def cut_copy(disk: Disk, segment: PurePath, at: str, sync_at: str) -> int:
     data = bytes(read_pages(disk, path).view)
     if sound_copies(data) < COPIES:
         return 0
+    # In place and not by a new file: on a full disk there is no room for one, which is why it is
+    # cut.
     handle = disk.reopen(path, at)
     try:
         disk.truncate(handle, len(data) // COPIES, at)

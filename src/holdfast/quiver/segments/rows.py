@@ -145,6 +145,8 @@ def group_bundles(bundles: Sequence[HeldBundle], max_groups: int) -> list[Group]
                 group.shares.append(BundleRows(held.seq, held.ingestion_ns, index, first_row, rows))
                 group.streams.append(stream)
                 first_row += rows
+    # The groups with most bundles get files of their own; rare schemas share the opaque one. A
+    # producer that invents a schema per bundle then costs itself columns, and nobody else a file.
     ordered = sorted(groups.values(), key=lambda group: -len(group.shares))
     if len(ordered) <= max_groups:
         return ordered
@@ -159,7 +161,11 @@ def _group(groups: dict[tuple[str, str], Group], slot: str, kind: str, key: str)
 
 
 def _schema_key(stream: memoryview) -> str:
-    """Return a key that is equal for streams of one schema: their first message is the schema."""
+    """Return a key that is equal for streams of one schema: their first message is the schema.
+
+    The bytes of the message, not the decoded schema: cheap, and equal bytes are certainly an equal
+    schema. Equal schemas with other bytes only land in two files.
+    """
     metadata_bytes = int.from_bytes(stream[4:8], "little")
     return xxh3_128_hexdigest(stream[: 8 + metadata_bytes])
 
@@ -252,6 +258,8 @@ class TableMaker:
         for group in group_bundles(bundles, self._config.segment.max_files):
             try:
                 yield self._with_envelope(group, group_table(group))
+            # One group, not the segment: whatever cannot be a table is kept as the bytes it came
+            # in.
             except (pa.ArrowException, ValueError):
                 opaque = make_opaque([group])
                 yield self._with_envelope(opaque, group_table(opaque))
@@ -298,6 +306,9 @@ class TableMaker:
         """Return what the extractor finds; where it fails, ask for one half and the other.
 
         So a bundle on which it fails costs no other bundle its event times.
+
+        Extractors are code of users and see the rows of many bundles in one call, for speed.
+        Halving finds the bundles at fault with few calls, and only those go without event times.
         """
         if not rows.num_rows:
             return pa.record_batch({"event_time": pa.nulls(0, TIME_TYPE)})

@@ -156,6 +156,8 @@ class Segment:
         """What the segment occupies: whole blocks, the bundle table, manifest and directory too."""
         files = [file.size_bytes for file in self.summary.files]
         table = self.summary.size_bytes - sum(files)
+        # The manifest with its two copies is two blocks at least, the directory one. An estimate,
+        # made without asking the disk; `Retention.look_at_disk` corrects the sum.
         return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in (*files, table, 8192, 4096))
 
     @cached_property
@@ -347,6 +349,9 @@ def choices(segments: Iterable[Segment]) -> Iterator[Choice]:
 
 
 def _choose(rivals: Sequence[Segment]) -> Choice:
+    """Fewest damaged parts first, then most content. Reading every byte is dear; rivals are rare,
+    and removing the wrong one cannot be undone.
+    """
     if len(rivals) == 1:
         return Choice(rivals[0], [], [])
     unreadable = {segment.path: _unreadable_parts(segment) for segment in rivals}

@@ -100,6 +100,8 @@ class Assembly:
             )
         folders = (names.WAL_DIR, names.SEGMENTS_DIR, names.LEDGER_DIR, names.TRASH_DIR)
         with copying(root):
+            # The marker before anything else: a copy that is interrupted at any later point is
+            # refused by whoever opens the directory, and never taken for a small quiver.
             make_folders(self._disk, root, ())
             write_marker(self._disk, root, self._marker(complete=False))
             make_folders(self._disk, root, folders)
@@ -150,6 +152,8 @@ class Assembly:
                 self._disk.sync(handle, ToolPoint.COPY_SYNC)
             finally:
                 self._disk.close(handle)
+        # Read back from the disk and compared with what was read from the source: a copy is
+        # checked when the original still exists, not on the day it is needed.
         self._note(target, hasher.hexdigest())
 
     def _note(self, target: PurePath, checksum: str | None = None) -> None:
@@ -169,6 +173,8 @@ class Assembly:
         self, bundles: Iterable[HeldBundle], total: Totals, accepted: Totals, seq_limit: int
     ) -> None:
         """Write bundles, `total` of them, into WAL files; `accepted` is what was, ever."""
+        # The header says what was accepted before the file, so that header plus content is the
+        # original's count. The balance at the next open rests on it.
         before = accepted.plus(-total.bundles, -total.events)
         with copying(self.root):
             file = self._begin_wal(1, None, before, seq_limit)
@@ -252,7 +258,11 @@ _SALVAGED = Append([], AckLevel.FSYNCED, None, 0, NO_WATERMARK)
 
 
 def fenced(state: LedgerState, now_ns: int) -> LedgerState:
-    """Return a ledger's state for another quiver: nobody who was attached may go on."""
+    """Return a ledger's state for another quiver: nobody who was attached may go on.
+
+    Readers of the original hold generations of the original. Were the copy to give out the next
+    one, a reader of each would hold the same, and could acknowledge in the other's ledger.
+    """
     generation = state.last_generation + GENERATION_STEP
     subscribers = {
         name: replace(

@@ -74,6 +74,8 @@ def backup(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> C
     require_quiver(seam.disk, source)
     refuse_backup(seam.disk, source)
     check_apart(source, target)
+    # The owner first, the lock second: with an owner there is no lock to be had, and without one
+    # nobody answers.
     answer = ask_owner(seam, source, "checkpoint", timeout_s=120.0, seconds=HOLD_S)
     if answer is not None:
         return _OnlineBackup(seam, source, target, on_read).run(answer["ledger_file"])
@@ -103,6 +105,8 @@ class _OnlineBackup:
             return self._run(ledger_file)
         finally:
             done.set()
+            # The hold is lifted only when nobody renews it any more, or the last renewal would
+            # outlive it.
             renewing.join()
             self._hold(0)
 
@@ -115,8 +119,10 @@ class _OnlineBackup:
         for _ in range(ATTEMPTS_MAX):
             state = self._checkpoint(ledger_file)
             inventory = inspect(self._seam.disk, self._source)
+            # Once: what was copied in an earlier attempt stays, since segments never change.
             assembly = assembly or Assembly(self._seam, self._target, require_identity(inventory))
             if self._nothing_went(inventory, state) and self._copy(assembly, inventory, state):
+                # Lines that the owner wrote since are about a future that the copy does not have.
                 inventory.ledger.files[:] = _files_before(inventory, ledger_file)
                 return _finish_backup(self._seam, assembly, inventory, state, self._on_read)
             answer = ask_owner(
@@ -143,7 +149,12 @@ class _OnlineBackup:
         return LedgerState.from_fields(checkpoint)
 
     def _nothing_went(self, inventory: Inventory, state: LedgerState) -> bool:
-        """Whether all that was there at the checkpoint was there when we looked."""
+        """Whether all that was there at the checkpoint was there when we looked.
+
+        A segment that went between the checkpoint and the listing would be missing from the copy
+        although the checkpoint counts it as there: pending, and lost. The ledger is read again to
+        see that.
+        """
         folder = self._source / names.LEDGER_DIR
         now = recover_ledger(self._seam.disk, folder, set(inventory.own_ids)).state
         return list(now.deleted_segments) == list(state.deleted_segments)
@@ -247,6 +258,7 @@ def restore(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
             hint="take another one; `holdfast quiver salvage` reads what there is of this",
             path=str(source),
         )
+    # All of it before the first byte is written: half a restore of a damaged backup helps nobody.
     _verify(seam.disk, source, marker.files, on_read)
     inventory = inspect(seam.disk, source)
     old = require_identity(inventory)

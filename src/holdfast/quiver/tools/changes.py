@@ -112,7 +112,11 @@ class Offline:
         """Nothing is sealed here."""
 
     def drop_subscriber(self, name: str, reason: str) -> Totals:
-        """Forget a subscriber; what waited for it is given up."""
+        """Forget a subscriber; what waited for it is given up.
+
+        Retention with no caps and nothing leased: only `unregister` is used, which writes two
+        lines. A second copy of that step here would drift from the owner's.
+        """
         retention = Retention(
             self._seam,
             self._inventory.root,
@@ -206,6 +210,8 @@ def resolve(
             total = total.plus(**answer)
             continue
         with offline(seam, root) as held:
+            # The owner ended between two requests: the rest is done in its place, all at once, and
+            # what it had done before counts.
             return total.plus(*resolve_bundles(held, subscriber, seqs[first:], outcome, reason))
     return total
 

@@ -95,6 +95,8 @@ class _Story:
             fate = self.fates.get(subscriber.name)
             if fate is None:
                 fate = self.fates[subscriber.name] = self._begin(subscriber)
+            # A checkpoint that knows more than the lines before it: those lines are gone (the
+            # oldest file kept) or damaged (a later one).
             if self._seq in subscriber.resolved and fate.state == "pending":
                 fate.state = "resolved"
                 fate.reason = RESOLVED_EARLIER if self._first else "its line is damaged"
@@ -149,6 +151,8 @@ class _Story:
         assert resolution is not None
         if fate is None or fate.state != "pending" or not line.covers(self._seq):
             return
+        # The range ends inside the bundle: some of its events have the outcome, and the rest
+        # waits.
         if resolution.end.seq == self._seq:
             fate.events_done = resolution.end.row
             what = f"{resolution.end.row} of its events {resolution.outcome.name.lower()}"
@@ -163,6 +167,9 @@ class _Story:
 
 
 def _find(inventory: Inventory, seq: int, story: _Story) -> tuple[str, dict[str, Any] | None]:
+    """From the surest witness to the vaguest: the bytes themselves, then the line of their removal,
+    then damage that names the number, and last what can be said of a number that nobody knows.
+    """
     held = next((held for held in inventory.unsealed if held.seq == seq), None)
     if held is not None:
         receipt = _receipt(held_bundle(held)) | {"payload_bytes": len(held.payload)}
@@ -321,6 +328,8 @@ def _matching(column: pa.Array, text: str) -> list[int]:
         mask = pc.match_substring(column, pattern=text)
         rows: list[int] = pc.indices_nonzero(mask.fill_null(False)).to_pylist()
         return rows
+    # By the text of the whole value: slow, and rare. Arrow has no search inside of lists and
+    # structs.
     if pa.types.is_nested(kind):
         return [row for row, value in enumerate(column) if text in str(value.as_py())]
     return []

@@ -3,6 +3,14 @@
 It reads names, sizes, summaries, the write-ahead log and the ledger, never the data of a segment
 (that is scrub), and changes nothing. Beside a running owner it sees what comes and goes: what would
 be a leftover without an owner is then work in progress, and is not reported.
+
+**What is an error.** An error is a loss, or a loss to come; it makes the command fail. A warning
+asks for a look. A note is what any crash leaves and the next start repairs: reported, because an
+operator who sees a strange folder should learn that it is expected.
+
+Where an owner runs, everything that may be its work in progress is left out. The price is that
+real leftovers of that kind are found only when it is stopped; the other way round, a check of a
+healthy system would hardly ever be clean.
 """
 
 from __future__ import annotations
@@ -53,6 +61,8 @@ _SET_ASIDE = "the next start moves it to quarantine; if it is yours, move it els
 def fsck(seam: Seam, root: PurePath) -> Report:
     """Check a data directory."""
     inventory = inspect(seam.disk, root)
+    # After the inventory: an owner that started in between makes findings vanish that are its own
+    # work.
     owner = ask_owner(seam, root, "ping")
     checks = _FsckChecks(seam.disk, root, inventory, owner)
     report = Report(
@@ -224,11 +234,15 @@ class _FsckChecks:
                 yield from self._files(segment)
 
     def _files(self, segment: Segment) -> Iterator[QuiverFinding]:
+        """By names and sizes alone. That finds what people and failed copies do (a file moved, cut
+        short, put beside); what disks do is found by scrub, which reads every byte.
+        """
         summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"
         sizes = {entry.name: entry.size_bytes for entry in self._list(where)}
         seqs = ((summary.first_seq, summary.last_seq),)
         for file in summary.files:
             found = sizes.pop(file.name, None)
+            # The second look is for a segment that its owner removed since it was listed.
             if found == file.size_bytes or not self.disk.exists(segment.path):
                 continue
             what = f"it has {found} bytes, not {file.size_bytes}"

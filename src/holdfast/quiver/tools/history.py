@@ -41,6 +41,8 @@ class Line(NamedTuple):
         """Whether it says something of this bundle."""
         if self.resolution is not None:
             start, end = self.resolution.start, self.resolution.end
+            # The end is exclusive, unless it is inside of a bundle: then it says something of that
+            # bundle, too.
             return start.seq <= seq < end.seq or (seq == end.seq and end.row > 0)
         assert self.change is not None
         if "seqs" in self.change:
@@ -126,7 +128,10 @@ class LineFilter:
 
 
 def ledger_files(disk: Disk, inventory: Inventory) -> Iterator[LedgerContent]:
-    """Yield the ledger's files, oldest first; one that is removed meanwhile is left out."""
+    """Yield the ledger's files, oldest first; one that is removed meanwhile is left out.
+
+    From the inventory's list, so that a file which is being begun right now is not half read.
+    """
     for path, _, _ in inventory.ledger.files:
         try:
             yield read_ledger_file(disk, path)

@@ -175,6 +175,8 @@ def _inspect_once(disk: Disk, root: PurePath) -> Inventory:
     """Read ledger, log and segments, in the order that the head of this file explains."""
     identity = identity_or_none(disk, root)
     own_ids = _own_ids(disk, root, identity)
+    # In this order, see the head. Changed, a subscriber may seem to have resolved what was never
+    # accepted.
     ledger = _read_ledger(disk, root / names.LEDGER_DIR, own_ids)
     contents, files = _read_wal(disk, root / names.WAL_DIR)
     contents = [content for content in contents if content.header.quiver_id in own_ids]
@@ -224,6 +226,7 @@ def _accepted(
     ledger: LedgerState,
 ) -> Totals:
     if contents:
+        # The oldest file knows what came before it; what follows is counted.
         return contents[0].header.accepted_before.plus(*replay.accepted)
     bundles = sum(segment.summary.bundles for segment in sealed)
     return ledger.deleted.plus(bundles, sum(segment.summary.events for segment in sealed))
@@ -284,6 +287,8 @@ def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[W
         try:
             contents.append(read_wal_file(disk, path))
         except FileNotFoundError:
+            # A file that vanished was sealed meanwhile: its bundles are in a segment that this
+            # listing may have missed or not, so everything is looked at once more.
             raise
         except (OSError, HeaderFault, NewerVersion) as error:
             fault = str(error)

@@ -129,6 +129,8 @@ def _sound(read: object) -> pa.RecordBatch | None:
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, IndexError):
         return None
+    # Without the envelope nobody knows whose rows these are; and an Arrow file without one was
+    # never ours.
     return batch if ENVELOPE_SCHEMA.names == batch.schema.names[: len(ENVELOPE_SCHEMA)] else None
 
 
@@ -161,6 +163,8 @@ class LooseSegment(Segment):
         places = table.column("places").flatten()
         files = max(places.field("file").to_pylist(), default=-1) + 1
         # Files that are missing are stumbled over when somebody wants to read them.
+        # The table speaks of files by number. One that is gone still needs its place in the list,
+        # or the numbers behind it would name the wrong files.
         missing = [LooseFile(self._disk, self.path / _MISSING.name, _MISSING)]
         self.files += tuple(missing * (files - len(self.files)))
         return table
@@ -251,6 +255,7 @@ def _find_salt(view: memoryview) -> int | None:
         # Most places are sorted out by these two bytes.
         if not FrameKind.ARROW <= view[offset + 8] <= FrameKind.CLOSE or view[offset + 9] > STAGED:
             continue
+        # A guess that is checked at once: decoding with a wrong salt fails the frame's checksum.
         salt = _U64.unpack_from(view, offset)[0] ^ MAGIC
         try:
             decode(view, offset, salt)

@@ -65,12 +65,16 @@ def salvage(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
     identity = QuiverIdentity(
         random_uuid(seam.randomness), now_ns, tuple(sorted(inventory.own_ids))
     )
+    # Everything is read twice, once to count and once to write: the WAL's header has to say how
+    # much was accepted before the first frame is written, and memory does not hold what is
+    # salvaged.
     result = _count(wreck, Salvaged(identity.quiver_id))
     assembly = Assembly(seam, target, identity)
     for segment in wreck.whole:
         assembly.copy_segment(segment.path, lambda _: None)
     total = result.from_damaged_segments.plus(*result.from_log)
     assembly.write_wal(_bundles(wreck), total, _accepted(wreck, result), _seq_limit(wreck))
+    # Looked up in the new directory, which has its segments and its log by now, and no ledger yet.
     state = _fit(fenced(inventory.ledger.state, now_ns), seam, target)
     assembly.write_ledger(state, inventory.ledger.next_number)
     assembly.finish(None)
@@ -149,7 +153,11 @@ def _accepted(wreck: Wreck, result: Salvaged) -> Totals:
 
 
 def _seq_limit(wreck: Wreck) -> int:
-    """Return where numbering goes on: behind everything that anything tells of."""
+    """Return where numbering goes on: behind everything that anything tells of.
+
+    A block beyond everything, since files that are lost entirely may have given out more: skipping
+    numbers costs nothing, using one twice would put two bundles under it.
+    """
     limits = [content.header.seq_limit for content in wreck.inventory.wal]
     last = max(wreck.inventory.last_seq, wreck.replay.last_seq)
     return max([*limits, wreck.inventory.ledger.state.floor_seq, last + 1]) + SEQ_BLOCK
@@ -366,6 +374,8 @@ def _held(bundle: Bundle) -> HeldBundle | None:
         encoded = _encode(bundle)
     except (Damaged, BadInput, pa.ArrowException, ValueError, KeyError):
         return None
+    # Rows are missing that nobody could name. Less than was appended is not the bundle; it counts
+    # as lost.
     if encoded.events != bundle.events:
         return None
     return HeldBundle(

@@ -132,12 +132,17 @@ class _Scrub:
     # ---------------------------------------------------------------- segments
 
     def segment(self, segment: Segment) -> list[QuiverFinding]:
-        """Return what is damaged in one segment; nothing if it was removed meanwhile."""
+        """Return what is damaged in one segment; nothing if it was removed meanwhile.
+
+        A segment may be removed by its owner while it is read. What looked like damage then was
+        that, and is taken back: the directory is gone.
+        """
         findings = [*self._manifest(segment), *self._table(segment)]
         try:
             for file in segment.files:
                 findings += self._data_file(segment, file)
         except Damaged:
+            # A damaged table alone is rebuilt from the rows and raises nothing.
             assert not self._disk.exists(segment.path), "BUG: only what is gone has no bundle table"
         return findings if self._disk.exists(segment.path) else []
 
@@ -185,6 +190,8 @@ class _Scrub:
                 yield QuiverFinding(Severity.ERROR, where, what, _RESTORE, seqs)
             self._count(batch.length)
             first_row, read_bytes = first_row + batch.rows, read_bytes + batch.length
+        # What lies outside of the blocks is read by `check_frame`; the sum is what `total_bytes`
+        # announced.
         self._count(file.summary.size_bytes - read_bytes)
         try:
             file.check_frame()
