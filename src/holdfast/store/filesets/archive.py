@@ -68,6 +68,8 @@ def export_tar(files: FileSet, target: Writable, *, folder: str = "") -> Moved:
     for file in files.files(below, after_folder(below)):
         header, body_bytes = _header(file), file.size_bytes
         if file.hard_link is not None:
+            # The first name that is met within this export, which may not be the first of the
+            # commit: an archive of one folder must not refer to a path outside of it.
             first = first_names.setdefault((file.hard_link, file.content_id), file.path)
             if first != file.path:
                 target_name = name_bytes(first)
@@ -122,6 +124,8 @@ def import_tar(
         _put(writer, below, name, member, keep_outside_links)
         count += 1
         size_bytes += member.header.size_bytes if member.header.type == tar.FILE else 0
+    # Two blocks of zeros end the archive, but the compressed stream goes on to its checksum.
+    # Without this a truncated download would pass.
     while plain.read(READ_BLOCK_BYTES):
         pass  # to the end of a compressed stream, where its checksum is
     return Moved(count, size_bytes)

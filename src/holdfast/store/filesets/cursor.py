@@ -51,6 +51,8 @@ class IndexNodes:
             if node is not None:
                 self._kept.move_to_end(address)
                 return node
+        # Without the lock: two threads may parse the same chunk, and neither waits for the other's
+        # fetch.
         node = self.parse(ChunkHash(address))
         with self._lock:
             self._kept[address] = node
@@ -69,6 +71,8 @@ def lookup(nodes: IndexNodes, root: pb.Index, path: str) -> pb.Index | None:
     index = root
     while True:
         span = index.range
+        # The filter is in the entry above, so most chunks that do not hold the path are never
+        # fetched. With many layers that is what keeps a lookup from costing one chunk per layer.
         if not index.path <= path <= span.last_path or not bloom.may_hold(span.bloom, path):
             return None
         node = nodes.get(index)
@@ -151,6 +155,8 @@ class IndexCursor:
     def _open(self) -> None:
         node, at = self._stack[-1]
         inner = self._nodes.get(node.indexes[at])
+        # Moved on before the inner one is pushed: when that is done, the walk continues behind the
+        # range.
         self._stack[-1] = (node, at + 1)
         self._stack.append((inner, 0))
 
@@ -175,6 +181,8 @@ class IndexCursor:
                 if last < lo:
                     self._stack[-1] = (node, max(at + 1, bisect_right(node.paths, lo, at) - 1))
                     continue
+                # A range that only partly lies within the bounds must be opened; one that lies
+                # inside as a whole is met as a range, and its user decides.
                 if path < lo or (hi is not None and last >= hi):
                     self._open()
                     continue

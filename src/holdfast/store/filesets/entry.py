@@ -1,4 +1,9 @@
-"""Index entries: a change of one path, or a range of entries, as header and protobuf message."""
+"""Index entries: a change of one path, or a range of entries, as header and protobuf message.
+
+Equal entries are equal bytes: messages are serialised deterministically, headers have no field
+that depends on when or where they were made. That is what lets two commits share the chunks of
+their indexes, and two machines that store the same folder arrive at the same hash.
+"""
 
 from __future__ import annotations
 
@@ -102,6 +107,8 @@ def change_of(index: pb.Index, where: str) -> FileChange:
     at = 0
     for tag in operation.tags:
         start, left_bytes = at, tag.size_bytes
+        # References carry no tag; each tag owns the next so many bytes of them. The sums must come
+        # out even, or the entry is damaged.
         while left_bytes > 0 and at < len(refs):
             left_bytes -= refs[at].size_bytes
             at += 1
@@ -181,6 +188,8 @@ def parse_node(data: bytes, where: str) -> IndexNode:
     except DecodeError:
         raise tar.damaged("an index entry is not a valid message", where) from None
     paths = [index.path for index in indexes]
+    # Sorted and without repeats: bisection relies on it, and a merge of layers would go in
+    # circles.
     if not all(map(operator.lt, paths, paths[1:])):
         raise tar.damaged("index entries are not sorted", where)
     return IndexNode(kind == tar.INDEX[0], paths, indexes)

@@ -3,6 +3,11 @@
 Files that share chunks stand beside each other in the order of paths, so each thread takes a run of
 neighbours. Links are made last, when nothing is written any more that one could lead astray (the
 folder's own code follows none, either), and folders get their modes and times at the very end.
+
+**An archive is an attacker's input.** A file set may come from a store that somebody else can
+write to. So paths are checked again although they were checked when stored, no link is followed
+while writing (`Folder` opens every step of a path by itself), rights that a file gives to whoever
+runs it are not restored unless asked for, and nothing that exists is replaced unless asked for.
 """
 
 from __future__ import annotations
@@ -152,6 +157,8 @@ class _Extraction:
         try:
             for group in self._groups(links, folders):
                 coming.append(pool.submit(self._write, group))
+                # The bound on what is fetched and not written yet: the results are waited for in
+                # order, so an error of a group ends the run soon after it happened.
                 if len(coming) > GROUPS_AHEAD:
                     coming.popleft().result()
                     progress(done.files, done.size_bytes)
@@ -207,6 +214,8 @@ class _Extraction:
 
     def _is_other_name(self, file: FileInfo, hard_link: str) -> bool:
         """Set aside a file that is restored under another name, if it is still the same one."""
+        # With the content: two names of one file in the commit may have been changed apart since
+        # by a layer on top, and are two files then.
         same = (hard_link, file.content_id)
         first = self._first_names.setdefault(same, file.path)
         if first == file.path:
@@ -230,6 +239,8 @@ class _Extraction:
             undone = restore()
         except OSError as error:
             failed = _failed(path, error)
+            # A full or read-only disk fails for every further file as well: a report of a million
+            # failures would hide the one reason.
             if not self._how.keep_going or error.errno in _NO_ROOM:
                 raise failed from error
             self._fail(file, failed)
@@ -262,6 +273,7 @@ class _Extraction:
             self._root.hard_link(first, path)
         except FileExistsError:
             raise
+        # A copy has the same content; that it is not the same file is reported.
         except OSError:  # the first one failed, or the disk has no such links
             with self._lock:
                 self._done.not_restored["hard_link"] += 1
@@ -295,6 +307,7 @@ class _Extraction:
         """Make folders, also empty ones, and then dress them, inner ones first."""
         for folder in folders:
             self._root.make_folder(self._inner(folder))
+        # Sorted paths list a folder before what is in it, so backwards is from the inside out.
         for folder in reversed(folders):
             if folder.path != self._below:
                 undone = self._root.dress(self._inner(folder), self._dress(folder))
@@ -308,6 +321,7 @@ class _Extraction:
             uid = self._owner(known.uid, known.user, user_number)
             owner = uid, self._owner(known.gid, known.group, group_number)
         # Such bits of another owner's file would give away this one's rights.
+        # As root without owners, a set-user-id file of somebody would become one of root's.
         is_safe = self._how.set_id and (owner is not None or not self._is_root)
         if mode & _SET_ID and not is_safe and not file.is_folder:
             mode &= ~_SET_ID

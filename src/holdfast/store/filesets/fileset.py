@@ -81,6 +81,7 @@ class StoredFile(io.RawIOBase):
         at_bytes = bases[whence] + offset
         if at_bytes < 0:
             raise BadInput("a file has nothing before its beginning", hint="Seek to 0 or behind.")
+        # A seek to where it is already (as buffered readers do) keeps what was fetched ahead.
         if at_bytes != self._at_bytes:
             self._stream, self._rest = None, memoryview(b"")
             self._at_bytes = at_bytes
@@ -135,6 +136,9 @@ def cut_shards(
         cursor = cursors[number]
         index = cursor.index
         count = index.range.num_files if cursor.is_range else int(index.present)
+        # Opened until ranges are small against a shard: then cutting at the border of a range
+        # misses the bounds by a quarter at most, and chunks of the lowest level are hardly ever
+        # opened.
         if cursor.is_range and (count * _PART > max_files or index.size_bytes * _PART > max_bytes):
             cursor.descend()
         else:
@@ -199,6 +203,8 @@ class FileSet:
         folder = check_folder(folder)
         before = folder
         for file in self.files(folder, after_folder(folder)):
+            # Folders are mostly not stored but implied by paths. Each is yielded when the first
+            # path below it comes, which sorted order makes the only time.
             for above in folders_above(file.path):
                 if not before.startswith(above) and above != file.path:
                     yield FileInfo(above)
@@ -222,6 +228,8 @@ class FileSet:
             yield FileInfo(inner, merged if inner == path else None)
             end = after_folder(inner)
             assert end is not None, "BUG: a folder in a folder has a name"
+            # A folder with a million files is listed by one of them: the merge goes on behind the
+            # folder.
             merge.seek(end)
 
     def glob(self, pattern: str) -> Iterator[FileInfo]:
@@ -303,6 +311,8 @@ class FileSet:
 
     def check_collisions(self, lo: str = "", hi: str | None = None) -> None:
         """Raise `BadInput` if a path is both a file and a folder."""
+        # A worker that checks a range of paths does not see what came before it. Files that are
+        # folders of the range's first path are the only ones that could matter, and are looked up.
         above = [folder[:-1] for folder in folders_above(lo + "-")] if lo else []
         collisions = Collisions([path for path in above if self._is_file(path)])
         for file in self.files(lo, hi):
@@ -312,6 +322,10 @@ class FileSet:
         """Raise `BadInput` if what the layers from `first` on hold collides with anything.
 
         For a few changes on top of many files: it looks at their paths alone.
+
+        A change collides in two ways only: a folder above its path is a file, or the path itself
+        is a file and something stands below it. Both are looked up by path, so the cost is that of
+        the changes.
         """
         checked: set[str] = set()
         for path, _ in files_of(self.nodes, self.sources[first:]):

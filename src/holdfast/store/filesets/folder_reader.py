@@ -183,6 +183,8 @@ class FolderReader:
         try:
             for group in self._groups():
                 ahead.append(pool.submit(self._read_group, group))
+                # Small files are read in groups, because each costs some system calls and hardly
+                # any bytes; one future per file would cost more than reading it.
                 if len(ahead) > GROUPS_AHEAD:
                     yield from ahead.popleft().result()
             while ahead:
@@ -216,6 +218,9 @@ class FolderReader:
         reads = group_bytes = 0
         for entry in self._walk():
             is_again = entry.links > 1 and entry.kind == "file" and self._is_again(entry)
+            # A file that looks as it did is not opened. A link is read all the same where links
+            # that lead out are refused: its target is what matters, and looks say nothing about
+            # it.
             is_skipped = self._skip(entry) and not self._is_asked(entry)
             group.append(FoundFile(entry, is_skipped=is_skipped, is_again=is_again))
             if self._is_read_ahead(group[-1]):
@@ -268,6 +273,8 @@ class FolderReader:
 
     def _enters(self, folder: FolderEntry) -> bool:
         """Say whether to look into a folder: not if it is excluded, a cache, or has a bad name."""
+        # Names that could not be stored are not looked into: everything below would have to be
+        # left out, too.
         if path_trouble(folder.path) is not None:
             return False
         selection = self._selection
@@ -305,6 +312,9 @@ class FolderReader:
             with self._folder().open_file(entry.path) as file:
                 data = b"".join(file.blocks())
                 xattrs, has_holes = file.xattrs(), file.has_holes
+                # Compared after reading with what was listed before it: a file that was written to
+                # meanwhile may be a mixture, and is reported. It is stored anyway, since the next
+                # run finds it changed.
                 has_changed = not file.looks_like(entry)
         except OSError as error:
             self.report.failed(entry.path, error)

@@ -100,6 +100,8 @@ class SeenWriter:
 
     def add(self, entry: FolderEntry) -> None:
         """Note a file as it looked before it was read."""
+        # A file changed in the second before we looked may change once more within the same tick
+        # of the filesystem's clock, and look the same. git calls such files racy.
         if self._began_ns - max(entry.mtime_ns, entry.ctime_ns) > RACY_NS:
             self._rows.append((path_number(entry.path), look_number(entry)))
 
@@ -133,6 +135,7 @@ class PreviousTree:
 
     def find(self, entry: FolderEntry) -> pb.Index | None:
         """Return what the parent holds of a file that looks the same; asked in order of paths."""
+        # A merge of two sorted walks: the folder's and the parent's. Neither is held in memory.
         while self._next is not None and self._next[0] < entry.path:
             self._next = next(self._files, None)
         if self._next is None or self._next[0] != entry.path:
@@ -280,6 +283,8 @@ class _Tree:
                 progress(self._counts.files, self._counts.read_bytes)
             else:
                 self._add_other(found)
+        # The layer replaces everything older: a file that is gone from the folder needs no entry
+        # of its own.
         layer = self._builder.close(Tombstones([""]))
         seen = tuple(self._writer.put_stream(self._seen.data()))
         self._writer.barrier()
@@ -319,6 +324,7 @@ class _Tree:
         if before is not None and lost is None:
             self._take_over(found, before)
             self._seen.add(entry)
+        # From cheap to dear: taken over by reference, named again, read.
         elif not self._add_again(found) and not self._read(found, lost):
             return
         self._counts.files += 1
@@ -328,6 +334,8 @@ class _Tree:
         entry = found.entry
         refs = tuple(before.data_op.data_ref)
         first = self._links.first(entry, refs) if entry.links > 1 else ""
+        # The parent may be of a version that kept no owners, or the first name of the file may be
+        # another one now. Then metadata is made anew; content is taken over all the same.
         if not before.metadata.HasField("uid") or before.metadata.hard_link != first:
             kept = Metadata(sparse=before.metadata.sparse or None)
             metadata = self._metadata(found, self._reader.xattrs(entry), first, kept)
@@ -429,7 +437,11 @@ class _LinkName(NamedTuple):
 
 
 class _HardLinks:
-    """Files that have several names, until the last of them was met."""
+    """Files that have several names, until the last of them was met.
+
+    By device and inode, and only until all names were met: `links` says how many there are. A
+    folder with millions of files keeps none of them here, unless they have several names.
+    """
 
     def __init__(self) -> None:
         self._names: dict[tuple[int, int], _LinkName] = {}

@@ -79,6 +79,8 @@ def split_name(name: bytes) -> tuple[bytes, bytes] | None:
     if len(name) <= NAME_BYTES:
         return b"", name
     # The name must not be empty, so a folder's last slash stays with it.
+    # The longest prefix that fits. Any cut would be valid tar; a fixed rule makes equal paths
+    # equal bytes.
     cut = name.rfind(b"/", 0, min(PREFIX_BYTES + 1, len(name) - 1))
     if cut <= 0 or len(name) - cut - 1 > NAME_BYTES:
         return None
@@ -201,6 +203,7 @@ def _pax_record(key: bytes, value: bytes) -> bytes:
     """Return one record; its length counts the digits that it is written with."""
     rest = b" %b=%b\n" % (key, value)
     length = len(rest) + 1
+    # The length counts its own digits: adding one may add another. Two rounds at most.
     while length != len(rest) + len(str(length)):
         length = len(rest) + len(str(length))
     return b"%d%b" % (length, rest)
@@ -234,6 +237,7 @@ def parse(block: bytes | memoryview, where: str) -> Header:
     if block[257:265] not in (_MAGIC, _OLD_GNU_MAGIC):
         raise damaged("a header is not of the UStar format", where)
     if block[257:265] == _MAGIC and block[345]:
+        # Only for UStar: old GNU headers have other things where the prefix is.
         name = _text(block[345:500]) + b"/" + name
     return Header(
         name=name,

@@ -1,6 +1,10 @@
 """Reads a tar archive of any maker as a stream: UStar, PAX, and GNU's long names and numbers.
 
 Compressed archives are recognised by their first bytes, and decompressed as they are read.
+
+Archives come from anybody, so everything that one could ask for is bounded: what describes an
+entry, the memory that unpacking may take, how much a few packed bytes may become at once. Bodies
+are streamed and never held.
 """
 
 from __future__ import annotations
@@ -63,6 +67,8 @@ class TarReader:
             member = self._member(header, {**self._global, **extensions})
             extensions = {}
             yield member
+            # Whatever the caller did not read is passed over, or the next header would be looked
+            # for in the middle of a body.
             for _ in member.body:
                 pass
 
@@ -91,6 +97,8 @@ class TarReader:
                 hint="Make the archive without --sparse.",
             )
         mtime_ns = header.mtime_s * _NS_PER_S
+        # PAX has fractions, the header has whole seconds; the record was written because they
+        # differ.
         if "mtime" in records:
             mtime_ns = self._time_ns(records["mtime"])
         header = header._replace(
@@ -166,6 +174,8 @@ class _Xz:
         while True:
             packed = b""
             if self._stream.eof:
+                # Streams may follow each other, with zeros between them; each is unpacked by a
+                # decompressor of its own.
                 packed, self._begun = self._stream.unused_data.lstrip(b"\0"), False
                 self._stream = _new_xz()
             if not packed and self._stream.needs_input:

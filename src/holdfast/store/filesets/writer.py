@@ -76,6 +76,7 @@ class FileSetWriter:
         self._writer = store.chunks.writer(job)
         self._small_bytes = store.chunks.chunking.small_file_bytes
         self._max_buffer_bytes = max_buffer_bytes
+        # Counts operations, not time: all that matters is which came first.
         self._clock = itertools.count(1)
         self._buffer: dict[str, _PendingChange] = {}
         self._deleted: dict[str, int] = {}
@@ -248,6 +249,8 @@ class FileSetWriter:
         known = pb.Metadata()
         if change.metadata is not None:
             known.CopyFrom(change.metadata)
+        # The first name gets the mark, too: both must say that they belong together, whichever is
+        # restored first.
         if not known.hard_link:
             known.hard_link = source
             self._change(source, change._replace(reset=True, metadata=known))
@@ -298,6 +301,8 @@ class FileSetWriter:
         if self._closed:
             raise BadInput("the writer is closed", hint="Open another one for more files.")
         before = self._buffer.get(path)
+        # The earlier change was taken away by its folder's deletion. Composing with it would bring
+        # back content that was deleted.
         if before is None or before.began < self._deleted_at(path):
             self._buffer[path] = _PendingChange(next(self._clock), change)
         else:
@@ -334,6 +339,8 @@ class FileSetWriter:
             began, change = self._buffer[path]
             if began < self._deleted_at(path):
                 continue
+            # Below a folder that this layer deletes there is nothing older: an append is a whole
+            # file, and a deletion is none at all.
             if gone.covers(path):
                 bare = algebra.over_nothing(change)
                 if bare is None:

@@ -11,6 +11,10 @@ prefixes after another.
 
 `ChunkUses` finds which commits and files need some chunks: a second walk, made only if a chunk is
 missing or damaged.
+
+**Why prefixes.** Every fact is about a chunk or comes from one, and is filed under the first byte
+of its hash. All that has to be compared with each other is then in one prefix, so a store of any
+size is checked in as many parts as memory asks for, or by as many Spark tasks as there are.
 """
 
 from __future__ import annotations
@@ -66,6 +70,8 @@ def walk_facts(
     reader: IndexReader, commits: Sequence[Commit], *, visited_max: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield what commits lead to: reached, expected and walked, a batch for each index chunk."""
+    # Commits share most of their index. With the use, since the same bytes may be an index in one
+    # place and a file's content in another, and only the index leads further.
     visited: set[tuple[ChunkHash, Use]] = set()
     for one in commits:
         roots = roots_of(one)
@@ -77,6 +83,8 @@ def walk_facts(
         for parent, children in walked:
             if children is None:
                 continue
+            # Full, it stops growing and nothing is lost: what is not remembered is walked again,
+            # and facts that come twice compare the same.
             if len(visited) < visited_max:
                 visited.add((parent.hash, parent.use))
             key = ChunkKey(parent.hash, reader.generation(parent.hash))
@@ -176,7 +184,11 @@ def _source_columns(sources: Sequence[ReferenceSource]) -> Columns:
 def _keyset(
     database: Database, asked: Select[Any], key: tuple[Any, ...], batch_rows: int
 ) -> Iterator[Sequence[Any]]:
-    """Yield rows in order of their key, in short transactions that each go on behind the last."""
+    """Yield rows in order of their key, in short transactions that each go on behind the last.
+
+    Not by OFFSET, which counts through all rows before it each time; and not by one long cursor,
+    whose transaction would keep SQLite from emptying its log for as long as the check takes.
+    """
     ordered = asked.order_by(*key).limit(batch_rows)
     page = ordered
     while rows := database.read(partial(_mappings, asked=page)):
@@ -340,6 +352,7 @@ def check(store: Store, engine: CheckEngine, settings: FsckSettings | None = Non
         others = [one for one in confirmed if one.kind not in NEEDED_BY_COMMITS]
         report.add(others, limits.findings_max)
     report.add(locate(store, list(waiting.values()), limits), limits.findings_max)
+    # Facts are collected in several ways and one fault may show in two of them.
     report.findings = list(dict.fromkeys(report.findings))
     return report
 

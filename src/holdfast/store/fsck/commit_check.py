@@ -39,6 +39,9 @@ class CheckedCommits:
 def check_commits(references: References, objects: Objects) -> CheckedCommits:
     """Compare all rows with all objects."""
     found = CheckedCommits()
+    # Rows before objects: a commit that is published in between then has an object and no row in
+    # this listing, and `_check_object` asks for its row once more. The other way round it would
+    # look lost.
     rows = {row.id: row for row in references.commits(every_state=True)}
     found.rows = len(rows)
     listed: dict[CommitId, str] = {}
@@ -97,6 +100,8 @@ def _check_row(
     of_object = readable(data, row.id) if data is not None else None
     if of_row is not None and of_row.name != row.name:
         of_row = None
+    # Whatever state it is in, and whichever of the two can be read: its chunks count as in use, so
+    # that the check does not call them leaked while somebody argues about the commit.
     if (walked := of_row or of_object) is not None:
         found.commits.append(walked)
     if is_abandoned(references, row):
@@ -132,6 +137,8 @@ def _check_object(
     data = stored_record(objects, name, number)
     if data is None:
         return
+    # A number from the future means the wrong database, and then every other finding is wrong as
+    # well.
     references.database.check_given_out(number, commit_object_key(name, number))
     restored = readable(data, number)
     if restored is not None and restored.name == name:

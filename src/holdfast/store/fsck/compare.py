@@ -3,6 +3,11 @@
 What they return are candidates. Facts are collected one after another while others work on the
 store, so two that contradict each other may have been true at different times; confirm.py asks
 again about each candidate, in an order that leaves no doubt.
+
+Each function is one sentence about a sound store, and returns its exceptions. They do not build on
+each other's results; where one fault would show in several (a lost chunk has no row, no object,
+and references that lead nowhere), the more specific finding is kept by leaving it out of the
+others.
 """
 
 from __future__ import annotations
@@ -94,6 +99,8 @@ def wrong_counts(part: Partition) -> pa.Table:
             pc.not_equal(counted["holds"], counted["count"]),
         )
     )
+    # Counts too high with nobody behind them: a leak, which the collector can never find. Counts
+    # that are wrong otherwise may lose data, and are reported apart.
     nobody = pc.equal(pc.add(wrong["edges"], wrong["count"]), 0)
     leaked = _anti(wrong.filter(nobody), part.reached, ["hash"])
     others = _anti(wrong, leaked, KEY)
@@ -203,6 +210,8 @@ def _as_sources(chunks: pa.Table) -> pa.Table:
     return chunks.select(kept).rename_columns([names[name] for name in kept])
 
 
+# Joins run in one thread each: parts are compared one after another, or by Spark in many
+# processes, and Arrow's pool of threads would only compete with those.
 def _anti(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> pa.Table:
     return left.join(
         right.select(list(keys)), keys=list(keys), join_type="left anti", use_threads=False

@@ -42,6 +42,7 @@ class Confirm:
 
     def confirm(self, candidates: Sequence[StoreFinding]) -> list[StoreFinding]:
         """Return those that are true, in the same order."""
+        # These need locks, so they are asked together, a batch of rows per transaction.
         counted = self._counts([c for c in candidates if c.kind in _COUNTS])
         rules: dict[FindingKind, Callable[[StoreFinding], StoreFinding | None]] = {
             FindingKind.MISSING_CHUNK: self._missing_chunk,
@@ -61,6 +62,8 @@ class Confirm:
         """Confirm all but that a commit needs it, which `places` says."""
         if not finding.generation:
             return self._missing_row(finding)
+        # Row, object, row, object: a chunk that was collected and stored anew in between has
+        # another generation by the second question, and is not called missing.
         for _ in range(2):
             if self._references.resolve([finding.hash]).get(finding.hash) != finding.key:
                 return None
@@ -123,6 +126,8 @@ _COUNTS = (FindingKind.LEAKED_ROW, FindingKind.WRONG_COUNT)
 def is_stored(objects: Objects, key: ChunkKey) -> bool:
     """Whether there is an object of a generation."""
     try:
+        # One byte: a listing would cost a request as well, and an object's size is not the
+        # question.
         objects.get(key.object_key(), 0, 1)
     except ObjectMissing:
         return False

@@ -127,7 +127,11 @@ class FsckReport:
         return dict(Counter(finding.kind.value for finding in self.findings))
 
     def add(self, found: Iterable[StoreFinding], findings_max: int) -> None:
-        """Take findings, as many as there is room for."""
+        """Take findings, as many as there is room for.
+
+        The bound is on what is shown, not on what is looked at: a store that is wrong in a million
+        places is still counted to the end.
+        """
         for finding in found:
             if len(self.findings) < findings_max:
                 self.findings.append(finding)

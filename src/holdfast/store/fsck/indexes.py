@@ -1,4 +1,9 @@
-"""Reads the indexes of commits for a check: what can be read, from whatever generation is whole."""
+"""Reads the indexes of commits for a check: what can be read, from whatever generation is whole.
+
+The database says which generation of a chunk is current, but the check is about a database that
+may be wrong. So an index that cannot be read as it says is looked for among all objects of that
+hash: any whole one has the same bytes, and lets the walk go on to everything below it.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +73,8 @@ class IndexReader:
             except Damaged as error:
                 self._note(key, str(error.message))
                 return None
+            # Asked for together, before the walk comes to them one by one: a query per index chunk
+            # would take longer than reading it.
             self._ask([child.hash for child in children if child.use.refers])
             return children
         return None

@@ -128,9 +128,13 @@ class Repair:
     def execute(self, plan: Sequence[Action]) -> RepairReport:
         """Bring back what can be; if there is nothing of that kind, take away what is too much."""
         self._take_steps([one for one in plan if one.finding.kind not in TAKES_AWAY])
+        # Stop after bringing anything back: what was too much a moment ago may be needed by what
+        # came back. The next check knows.
         if self.report.done:
             return self.report
         surplus = [one for one in plan if one.finding.kind in TAKES_AWAY]
+        # As long as an index is missing, everything it led to looks like garbage. Nothing goes
+        # until it is found or its commits are deleted.
         if any(_hides_others(action.finding) for action, _ in self.report.left):
             self.report.left += [(action, _UNKNOWN_USE) for action in surplus]
             return self.report
@@ -228,6 +232,7 @@ class Repair:
             # The disk cannot read it, so it is not set aside. It stays until a collector takes it.
             self._transactions.lose(key)
             return self._store_anew(other)
+        # Whole after all: what was wrong was the size in the database, not the object.
         if verify(self._objects, key) is None:
             self._transactions.note_size(key, len(damaged))
             return ""
@@ -288,6 +293,8 @@ class Repair:
         source = parse_source(finding.source)
         if source is None:
             return ""
+        # The finding said that nobody is there who refers. By now an earlier step may have
+        # restored the commit or the chunk, and its references are right again.
         came_back = "nobody" in finding.detail and source.kind in (CHUNK_KIND, COMMIT_KIND)
         if not (came_back and source_exists(self._references, source)):
             self._transactions.drop_edge(source, finding.key)
@@ -310,8 +317,12 @@ class Repair:
 
     def _set_aside(self, key: str, data: bytes) -> None:
         """Keep an object's bytes under another name, and remove it."""
+        # A mark of the content in the name: the same object may be set aside twice, damaged in two
+        # ways.
         mark = blake3(data).hexdigest(length=_NAME_MARK_BYTES)
         name = f"{QUARANTINE_PREFIX}{key}.{mark}"
+        # Kept before it is removed. A crash in between leaves both, and the next repair does it
+        # again.
         self._objects.put(name, [data])
         self._objects.delete_many([key])
         self.report.set_aside.append(name)

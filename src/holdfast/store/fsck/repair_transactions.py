@@ -1,4 +1,9 @@
-"""The transactions of a repair. Each looks again, under locks, and does nothing if all is well."""
+"""The transactions of a repair. Each looks again, under locks, and does nothing if all is well.
+
+A repair works beside writers and collectors, so it keeps their rules: rows are locked in the same
+order, sources before chunks, and every change is followed by a count under the same lock. Counts
+are set here and nowhere else; everyone else only steps them.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +148,9 @@ class RepairTransactions:
             self._lock_numbered(connection, [source for source, _ in sources])
             parents = {ChunkHash(one.id) for one, _ in sources if one.kind == CHUNK_KIND}
             rows = locked_rows(self._database, connection, {hash_, *parents})
+            # Somebody may have begun to refer between the question and the locks. Now that the
+            # rows are locked nobody can; if there are new ones, they are locked as well, and it is
+            # asked again.
             if _sources(connection, hash_) <= sources:
                 return rows.get(hash_, {})
 

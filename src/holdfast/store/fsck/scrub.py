@@ -95,6 +95,8 @@ class _ScrubRun:
     def run(self) -> ScrubReport:
         last, suspects = self._load()
         self._report.resumed_after = last
+        # What an interrupted run had found: looked at again first, since the chunk may have been
+        # repaired, or collected, since then.
         for name in suspects:
             self._verify(name)
         done = last
@@ -123,6 +125,7 @@ class _ScrubRun:
         """Yield the objects behind a name, in order: one prefix at a time is held in memory."""
         for byte in range(PREFIXES):
             prefix = f"{CHUNK_PREFIX}{byte:02x}/"
+            # Prefixes that were finished are not even listed.
             if last[: len(prefix)] <= prefix:
                 listed = self._store.objects.list(prefix)
                 yield from sorted(stored for stored in listed if stored.key > last)
@@ -145,6 +148,8 @@ class _ScrubRun:
         def save(connection: Connection) -> None:
             connection.execute(delete(meta).where(meta.c.name == POSITION))
             connection.execute(insert(meta).values(name=POSITION, number=0, words=words))
+            # A by-product: the size of an object that was read whole is worth keeping, so that a
+            # later check sees a truncated one without reading it.
             self._note_sizes(connection)
 
         self._database.transact(save)

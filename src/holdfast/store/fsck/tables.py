@@ -222,6 +222,8 @@ class Spill:
         """Return what waits of a part."""
         whole = pa.Table.from_batches([*self._waiting, *self._small], schema=FACTS)
         low, high = number * PREFIXES, (number + 1) * PREFIXES
+        # `prefix * parts // 256` without the division: the same cut as `prefixes_of`, for a whole
+        # column.
         scaled = pc.multiply(whole["prefix"], self._parts)
         inside = pc.and_(pc.greater_equal(scaled, low), pc.less(scaled, high))
         return whole.filter(inside)
@@ -235,6 +237,8 @@ class Spill:
         self._small, self._waiting, self._waiting_rows = [], [], 0
 
     def _write(self, number: int, rows: pa.Table) -> None:
+        # Made in memory and written in one go: it is a part of what waited there, so it fits. Not
+        # synced: a check that is killed begins again.
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, FACTS) as writer:
             writer.write_table(rows)
