@@ -6,11 +6,13 @@ import random
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from sqlalchemy import delete, update
 from tests.store.fsck.stage import LIMITS, Damaged
 from tests.store.fsck.ways import object_lost, row_lost, row_of_an_index_lost, wrong_holds
 
 from holdfast.seam.disk import RealDisk
+from holdfast.store.fsck import indexes
 from holdfast.store.fsck.check import (
     edge_facts,
     object_facts,
@@ -47,6 +49,16 @@ def test_facts_that_do_not_fit_are_spilled_and_found_again(damaged: Damaged) -> 
     found = damaged.check(changed(memory_rows=20, partitions=5)).findings
     assert sorted(found) == sorted(expected)
     assert list(damaged.scratch.iterdir()) == []  # nothing is left behind
+
+
+def test_keys_that_are_forgotten_in_the_middle_of_a_walk_are_asked_for_again(
+    damaged: Damaged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key of the chunk at hand was forgotten with the others: a large store ended a check."""
+    row_lost(damaged)
+    expected = damaged.check().findings
+    monkeypatch.setattr(indexes, "KEYS_MAX", 0)
+    assert sorted(damaged.check().findings) == sorted(expected)
 
 
 def test_memory_of_a_spill_is_bounded(damaged: Damaged) -> None:

@@ -73,9 +73,12 @@ class IndexReader:
             except Damaged as error:
                 self._note(key, str(error.message))
                 return None
+            own = self._keys[one.hash]
             # Asked for together, before the walk comes to them one by one: a query per index chunk
             # would take longer than reading it.
             self._ask([child.hash for child in children if child.use.refers])
+            # Too many may have been forgotten just now; this one is asked for next (`generation`).
+            self._keys[one.hash] = own
             return children
         return None
 
