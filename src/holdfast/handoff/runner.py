@@ -47,7 +47,10 @@ class HandoffRunner:
     ) -> None:
         self.name = name
         self.core_id = core_id
-        self.handoff = Handoff(quiver, seam, settings)
+        try:
+            self.handoff = Handoff(quiver, seam, settings)
+        except OSError as error:
+            raise _disk_failed("read", quiver, error) from error
         self.calls = calls
         self._addresses: dict[str, str | None] = {}
         self._changing = threading.Lock()
@@ -63,17 +66,14 @@ class HandoffRunner:
             is_same = self._is_configured and addresses == self._addresses
             if self._is_closed or is_same:
                 return
-            moved = [n for n, old in self._addresses.items() if addresses.get(n, old) != old]
-            self._addresses = dict(addresses)
+            # If it fails half-way, also what was there before has to be said again.
+            self._is_configured = False
             try:
-                self.handoff.configure(self._addresses)
+                self.handoff.configure(addresses)
             except OSError as error:
-                raise StorageFailed(
-                    f"who the data nodes are cannot be written: {error.strerror}",
-                    hint="check the disk",
-                    path=str(self.handoff.quiver.directory),
-                ) from error
-            self._is_configured = True
+                raise _disk_failed("written", self.handoff.quiver, error) from error
+            moved = [n for n, old in self._addresses.items() if addresses.get(n, old) != old]
+            self._addresses, self._is_configured = dict(addresses), True
             for name in moved:
                 self._driver.reconnect(name)
             if self._is_running:
@@ -106,3 +106,11 @@ class HandoffRunner:
         with self._changing:
             self._is_closed = True
         self._driver.close(grace_s)
+
+
+def _disk_failed(verb: str, quiver: Quiver, error: OSError) -> StorageFailed:
+    return StorageFailed(
+        f"who the data nodes are cannot be {verb}: {error.strerror}",
+        hint="check the disk",
+        path=str(quiver.directory),
+    )
