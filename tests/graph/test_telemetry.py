@@ -67,8 +67,9 @@ def test_all_signals_are_written_as_otlp_json_and_one_as_it_came(tmp_path: Path)
             await until_async(lambda: len(lines(tmp_path / "all")) == len(sent))
             await until_async(lambda: bool(list((tmp_path / "spans").glob("*.parquet"))))
 
+    documents = [request_document(kind, body) for kind, body in sent.items()]
     asyncio.run(play())
-    assert lines(tmp_path / "all") == [request_document(kind, body) for kind, body in sent.items()]
+    assert lines(tmp_path / "all") == documents
     (file,) = (tmp_path / "spans").glob("*.parquet")
     assert pq.read_table(file).column("payload").to_pylist() == [sent[OtlpKind.TRACES]]
 

@@ -33,7 +33,7 @@ from holdfast.operate.metrics import (
     samples,
     whole,
 )
-from holdfast.receive.receiver import ReceiverStatistics
+from holdfast.receive.receiver import ItemCounts, ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
 
 
@@ -167,6 +167,12 @@ def _receivers(gateway: GatewayStatistics) -> Iterable[tuple[Labels, ReceiverSta
     return [({"receiver": name}, figures) for name, figures in gateway.receivers.items()]
 
 
+def _items(gateway: GatewayStatistics) -> Iterator[tuple[Labels, ItemCounts]]:
+    for labels, figures in _receivers(gateway):
+        for signal, counts in figures.items.items():
+            yield {**labels, "signal": signal}, counts
+
+
 def _destinations(gateway: GatewayStatistics) -> Iterator[tuple[Labels, DestinationStatistics]]:
     for one in gateway.destinations:
         labels = {"destination": one.name, "quiver": one.quiver, "core_id": str(one.core_id)}
@@ -234,6 +240,18 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
         "Events that were not accepted, by reason; the sender got an error.",
         "`invalid`: producers send wrong events. `busy`, `rate`, `unavailable`: they will retry.",
         each(_receivers, "rejected", "reason"), (*_RECEIVER, "reason"),
+    ),
+    Metric(
+        "gateway.receiver.accepted_items_total", "counter", "items",
+        "Spans, data points or log records of the requests that were accepted, by signal.",
+        "Its rate is what your services send.",
+        each(_items, "accepted"), (*_RECEIVER, "signal"),
+    ),
+    Metric(
+        "gateway.receiver.refused_items_total", "counter", "items",
+        "Spans, data points or log records of requests that were read and not stored, by signal.",
+        "Any increase: the quiver takes nothing, or they are too large; clients send them again.",
+        each(_items, "refused"), (*_RECEIVER, "signal"),
     ),
     Metric(
         "gateway.receiver.received_bytes_total", "counter", "bytes",

@@ -20,10 +20,11 @@ from holdfast.operate.cli.base.target import TARGET, NamedQuiver, Target
 from holdfast.quiver.tools.explain import BundleExplanation, Fate, Match, explain, search
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
+from holdfast.signals.registry import readers
 
 
 @click.command()
-@click.argument("what", metavar="RUN_ID|TEXT|SEQ")
+@click.argument("what", metavar="RUN_ID|TRACE_ID|TEXT|SEQ")
 @click.argument("target", metavar="[TARGET]", type=TARGET, default=".")
 @click.option("--text", "is_text", is_flag=True, help="Search for digits, too.")
 @click.option(
@@ -35,10 +36,10 @@ from holdfast.seam import Seam
 )
 @json_option
 def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool) -> int:
-    """Say which bundles mention a run, and what became of them for every destination.
+    """Say which bundles mention a run or a trace, and what became of them for every destination.
 
-    Instead of the id of a run, any text in an event will do, or the number of a bundle. Without a
-    TARGET, the data directory is the current one.
+    Instead of the id of a run, a trace or a span, any text in an event will do, or the number of a
+    bundle. Without a TARGET, the data directory is the current one.
     """
     seam = Seam()
     found = [_look(seam, place, what, is_text, limit) for place in _quivers(target)]
@@ -85,7 +86,7 @@ def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) 
     if what.isdecimal() and not is_text:
         seqs = [int(what)]
     else:
-        matches = list(islice(search(inventory, what), limit + 1))
+        matches = list(islice(search(inventory, what, readers()), limit + 1))
         seqs = sorted({match.seq for match in matches[:limit]})
     explanations = [explain(seam.disk, inventory, seq) for seq in seqs]
     return _QuiverMatches(

@@ -175,7 +175,7 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
     segments = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
     # The schema must be known before the first batch is yielded: Arrow readers announce it up
     # front. That is why parts are listed first, with their schemas, and read lazily afterwards.
-    slot = slot or _only_slot(segments, tail, on_damage)
+    slot = slot or only_slot(segments, tail, on_damage)
     parts: list[StoredRows] = []
     for segment in segments:
         forgive = _forgiving(segment, on_damage, was_removed)
@@ -223,7 +223,7 @@ def _kept_slices(batch: pa.RecordBatch, mask: pa.Array) -> Iterator[pa.RecordBat
 # ------------------------------------------------------------------------ parts
 
 
-def _only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damage: OnDamage) -> str:
+def only_slot(segments: Sequence[Segment], tail: Sequence[GroupTable], on_damage: OnDamage) -> str:
     """Return the one slot that there is. In opaque files it is in the rows, so they are read."""
     slots: set[str] = set()
     for segment in segments:

@@ -11,7 +11,10 @@ back. What was decided before the oldest line that is kept is known to be resolv
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -261,6 +264,8 @@ def _nowhere(inventory: Inventory, seq: int) -> str:
 
 
 _EXCERPT_CHARACTERS = 80
+# The id of a trace or of a span, as people write it.
+_ID = re.compile("([0-9a-fA-F]{16}){1,2}")
 
 
 class Match(NamedTuple):
@@ -273,18 +278,41 @@ class Match(NamedTuple):
     excerpt: str
 
 
-def search(inventory: Inventory, text: str) -> Iterator[Match]:
-    """Yield the events that contain a text, oldest first; damaged bundles are passed over."""
+# What makes JSON of the payloads of a slot that are not text.
+PayloadReaders = Mapping[str, Callable[[bytes], object]]
+
+
+class _Sought(NamedTuple):
+    """What is searched for."""
+
+    text: str
+    # The same as bytes: of an id, which people write in hexadecimal digits, those that it stands
+    # for, too.
+    patterns: tuple[bytes, ...]
+    readers: PayloadReaders
+
+
+def search(
+    inventory: Inventory, text: str, readers: PayloadReaders | None = None
+) -> Iterator[Match]:
+    """Yield the events that contain a text, oldest first; damaged bundles are passed over.
+
+    `readers` show, by slot, what is not text.
+    """
+    patterns = [text.encode()]
+    if _ID.fullmatch(text):
+        patterns.append(bytes.fromhex(text))
+    sought = _Sought(text, tuple(patterns), readers or {})
     for segment in inventory.segments:
-        yield from _search_segment(segment, text)
+        yield from _search_segment(segment, sought)
     for held in inventory.unsealed:
         for slot, batch in held_bundle(held).slots.items():
-            yield from (Match(held.seq, slot, *found) for found in _rows(batch, text))
+            yield from (Match(held.seq, slot, *found) for found in _rows(batch, slot, sought))
 
 
-def _search_segment(segment: Segment, text: str) -> Iterator[Match]:
+def _search_segment(segment: Segment, sought: _Sought) -> Iterator[Match]:
     # Bundle by bundle costs a slice each: first ask the files whether it is there at all.
-    if not any(_file_may_hold(segment, place, text) for place in range(len(segment.files))):
+    if not any(_file_may_hold(segment, place, sought) for place in range(len(segment.files))):
         return
     try:
         bundles = list(segment.bundles())
@@ -296,42 +324,48 @@ def _search_segment(segment: Segment, text: str) -> Iterator[Match]:
         except Damaged:
             continue
         for slot, batch in slots.items():
-            yield from (Match(bundle.seq, slot, *found) for found in _rows(batch, text))
+            yield from (Match(bundle.seq, slot, *found) for found in _rows(batch, slot, sought))
 
 
-def _file_may_hold(segment: Segment, place: int, text: str) -> bool:
+def _file_may_hold(segment: Segment, place: int, sought: _Sought) -> bool:
     file = segment.files[place]
     if file.summary.kind == "opaque":
         return True
     for index in range(len(file.summary.batches)):
         try:
-            if next(_rows(file.batch(index), text), None) is not None:
+            found = _rows(file.batch(index), file.summary.slot, sought)
+            if next(found, None) is not None:
                 return True
         except Damaged:
             continue
     return False
 
 
-def _rows(batch: pa.RecordBatch, text: str) -> Iterator[tuple[int, str, str]]:
+def _rows(batch: pa.RecordBatch, slot: str, sought: _Sought) -> Iterator[tuple[int, str, str]]:
     """Yield row, column and excerpt of every value that contains the text."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        for row in _matching(column, text):
-            yield row, name, _excerpt(column[row].as_py(), text)
+        read = sought.readers.get(slot) if name == "payload" else None
+        for row in _matching(column, sought):
+            value = column[row].as_py()
+            shown = value if read is None else json.dumps(read(value), ensure_ascii=False)
+            yield row, name, _excerpt(shown, sought.text)
 
 
-def _matching(column: pa.Array, text: str) -> list[int]:
+def _matching(column: pa.Array, sought: _Sought) -> list[int]:
     kind = column.type
     if has_dictionary(kind) and not pa.types.is_nested(kind):
         kind = plain_type(kind)
         column = column.cast(kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_binary(kind):
-        mask = pc.match_substring(column, pattern=text)
+        patterns = sought.patterns if _is_binary(kind) else (sought.text,)
+        masks = [pc.match_substring(column, pattern=pattern) for pattern in patterns]
+        mask = functools.reduce(pc.or_, masks)
         rows: list[int] = pc.indices_nonzero(mask.fill_null(False)).to_pylist()
         return rows
     # By the text of the whole value: slow, and rare. Arrow has no search inside of lists and
     # structs.
     if pa.types.is_nested(kind):
-        return [row for row, value in enumerate(column) if text in str(value.as_py())]
+        return [row for row, value in enumerate(column) if sought.text in str(value.as_py())]
     return []
 
 
@@ -341,5 +375,5 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _excerpt(value: object, text: str) -> str:
     shown = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    start = max(0, shown.find(text) - _EXCERPT_CHARACTERS // 4)
+    start = max(0, shown.lower().find(text.lower()) - _EXCERPT_CHARACTERS // 4)
     return shown[start : start + _EXCERPT_CHARACTERS]

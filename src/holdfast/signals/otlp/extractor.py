@@ -6,6 +6,7 @@ a client waits. Protobuf is imported with the first request that is looked at.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from holdfast.extras import need
 from holdfast.quiver.base.arrow import numbers, texts
 from holdfast.quiver.base.envelope import ITEM_TIMES
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -83,11 +85,19 @@ def _lists(values: Sequence[Sequence[int | None]]) -> pa.Array:
 
 
 def document_reader(kind: OtlpKind) -> Callable[[bytes], Any]:
-    """Return what makes OTLP's JSON of a stored request."""
+    """Return what makes OTLP's JSON of a stored request; bytes that are none are shown as such."""
 
     def read(payload: bytes) -> Any:
-        from holdfast.signals.otlp.json_form import request_document
+        try:
+            from holdfast.signals.otlp.json_form import request_document
+        except ModuleNotFoundError:
+            need("otel")
+            raise
+        from holdfast.signals.otlp.problem import NotOtlp
 
-        return request_document(kind, payload)
+        try:
+            return request_document(kind, payload)
+        except NotOtlp:
+            return {"not_otlp": base64.b64encode(payload).decode()}
 
     return read

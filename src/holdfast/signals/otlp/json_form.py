@@ -22,7 +22,7 @@ from typing import Any
 
 import orjson
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
@@ -69,8 +69,11 @@ def to_document(message: Message) -> dict[str, Any]:
 
 
 def request_document(kind: OtlpKind, body: bytes) -> dict[str, Any]:
-    """Return a stored request as OTLP's JSON has it, for people to read."""
-    return to_document(REQUESTS[kind].FromString(body))
+    """Return a stored request as OTLP's JSON has it, for people to read; raises `NotOtlp`."""
+    try:
+        return to_document(REQUESTS[kind].FromString(body))
+    except DecodeError as error:
+        raise NotOtlp("this is not a valid protobuf message of the kind") from error
 
 
 # ------------------------------------------------------------------------ from JSON

@@ -30,13 +30,14 @@ from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig,
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
-from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.read.scan import OnDamage, TimeRange, only_slot, scan
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
+from holdfast.signals.registry import readers
 
 
 @click.command("ls")
@@ -146,21 +147,27 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
 ) -> None:
     """Print the rows of a slot, sealed or not, as JSON lines (with or without --json)."""
     inventory = inspect(Seam().disk, directory)
+    on_damage: OnDamage = "skip" if skip_damaged else "fail"
     try:
+        tail = list(TableMaker(QuiverConfig()).tables(inventory.unsealed))
+        slot = slot or only_slot(inventory.segments, tail, on_damage)
         reader = scan(
             inventory.segments,
-            list(TableMaker(QuiverConfig()).tables(inventory.unsealed)),
+            tail,
             slot,
             columns.split(",") if columns else None,
             TimeRange.of(since, until),
-            "skip" if skip_damaged else "fail",
+            on_damage,
         )
         batches = _limited(reader, limit)
         if parquet is not None:
             click.echo(counted(write_parquet(parquet, reader.schema, batches), "row"), err=True)
             return
+        read = readers().get(slot)
         for batch in batches:
             for row in batch.to_pylist():
+                if read is not None and "payload" in row:
+                    row["payload"] = read(row["payload"])
                 click.echo(json.dumps(row, default=_as_text, ensure_ascii=False))
     except Damaged as damage:
         raise _removed_meanwhile(damage) from None
