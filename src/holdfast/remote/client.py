@@ -345,7 +345,12 @@ class RemoteCursor:
     def _watched(
         self, planned: PlannedRange, wanted: SealedRead, stream: pa.RecordBatchReader
     ) -> Iterator[pa.RecordBatch]:
-        """Yield what a stream does; what follows a damaged batch too, if that is wanted."""
+        """Yield what a stream does; what follows a damaged batch too, if that is wanted.
+
+        A stream cannot be continued behind an error. The range is read once more, without its
+        damaged batches, and the rows that were yielded already are passed over: both readings have
+        the same order.
+        """
         rows = 0
         try:
             for batch in stream:
@@ -395,7 +400,10 @@ class RemoteCursor:
         key = planned.start, planned.end
         if self._on_data_loss == "count" and key not in self._known:
             self.check(planned)
+        # Ranges are committed in order, so what ends before this one is not asked about again.
         self._known = {one for one in self._known if one[1] > planned.end}
+        # The rows did not arrive here. Committing the range all the same would count as delivered
+        # what nobody has seen.
         if key in self._unread:
             raise UnknownPosition(
                 f"rows from {planned.start} to {planned.end} were not read: some are damaged",

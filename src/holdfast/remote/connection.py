@@ -1,4 +1,9 @@
-"""A client's connection to a server: to the owner, and to the process that serves its rows."""
+"""A client's connection to a server: to the owner, and to the process that serves its rows.
+
+Two addresses, because reading is served by a process of its own that may be restarted on another
+port. The owner knows where it is; it is asked once, and again only after a read found nobody
+there.
+"""
 
 from __future__ import annotations
 
@@ -87,6 +92,9 @@ class Connection:
             with calling():
                 answer = self._put(descriptor, batches)
         except OwnerGone as gone:
+            # The one call whose repetition matters: whether the rows are stored is not known. With
+            # producer and epoch repeating it is safe, and the receipt of the first time comes
+            # back.
             raise NotAccepted(
                 f"the append was not answered: {gone.message}",
                 hint="repeat it if it had producer and epoch; else it may be there twice then",
@@ -107,6 +115,7 @@ class Connection:
                 f"a record batch is larger than {self.settings.max_message} bytes",
                 hint="append less in one call, or raise max_message on both sides",
             ) from error
+        # Before the answer is read: the server appends only when the whole stream is there.
         writer.done_writing()
         answer = reader.read()
         writer.close()

@@ -148,10 +148,14 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         client_of(context).require(right)
         fields = self._decode(action.body)
         wait_s = min(max(0.0, fields.number("wait_s", 0.0)), self._settings.max_wait)
+        # A call that waits for data occupies one of `max_calls`. Only half of them may, so that a
+        # hundred idle readers cannot keep a commit, or an append, from getting in.
         with self._gate.waiting(wait_s) as allowed_s:
             deadline_s = self._clock.monotonic_s() + allowed_s
 
             def remaining_s() -> float:
+                # Asked again with every look: a client that hung up, and a server that stops, end
+                # the wait early.
                 if self._stopping.is_set() or context.is_cancelled():
                     return 0.0
                 return deadline_s - self._clock.monotonic_s()
@@ -175,7 +179,11 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
 
     @answering
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> None:
-        """Send the client where rows are."""
+        """Send the client where rows are.
+
+        Said as an error, not by serving the rows: a client that reads from the owner would slow
+        down every append of the gateway, without anybody knowing why.
+        """
         raise BadInput(
             "rows are served by another process", hint=f"send the ticket to {self._reader()}"
         )
@@ -402,7 +410,8 @@ def _start(fields: Fields) -> StartPosition:
         return datetime.fromisoformat(word)
     except ValueError:
         raise BadInput(
-            f"start is {word!r}", hint="use oldest, latest, or a moment like 2026-01-31T10:00:00Z"
+            f"start is {word!r}",
+            hint="use oldest, latest, or a timestamp such as 2026-01-31T10:00:00Z",
         ) from None
 
 
@@ -462,6 +471,10 @@ def put(
 
 
 def _take(batches: Iterable[pa.RecordBatch], count: int, max_bytes: int) -> list[pa.RecordBatch]:
+    """Counted while it comes in: the stream's length is known only at its end, and memory must be
+    bounded before. The number of batches is announced in the descriptor, since a stream that
+    breaks off looks like one that ended.
+    """
     taken: list[pa.RecordBatch] = []
     size_bytes = 0
     for batch in batches:

@@ -68,6 +68,8 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def __init__(self, credentials: Iterable[CallerToken], max_calls: int, key: bytes) -> None:
         super().__init__()
+        # A keyed hash, with a key of this start: looking tokens up in a dictionary compares
+        # hashes, so timing tells nothing about the tokens themselves.
         self._key = key
         self._clients: dict[bytes, Caller] = {}
         for one in credentials:
@@ -102,6 +104,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
     def _let_in(self, given: list[str]) -> Passed:
         client = self._client(given)
+        # After the token was checked: strangers must not be able to use up the calls.
         with self._lock:
             if self._calls >= self._max_calls:
                 raise Overloaded(
@@ -125,6 +128,7 @@ class Gate(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             allowed = wait_s > 0 and self._waiting < self._max_calls // 2
             self._waiting += allowed
         try:
+            # Not refused: the call answers at once with what there is, and the client asks again.
             yield wait_s if allowed else 0.0
         finally:
             with self._lock:

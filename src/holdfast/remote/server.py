@@ -76,6 +76,8 @@ class ReaderProcess:
     def start(self) -> None:
         """Start it, and wait until it serves."""
         self._thread.start()
+        # Waits until the child listens: a client that is told where to read must find somebody
+        # there.
         self.port()
 
     def port(self, patience_s: float = START_PATIENCE_S) -> int:
@@ -145,6 +147,8 @@ class ReaderProcess:
         overdue = threading.Timer(START_PATIENCE_S, process.kill)
         overdue.start()
         try:
+            # Secrets go through the pipe, and neither through arguments nor the environment, which
+            # other users of the machine can see.
             process.stdin.write(self._orders.encode())
             process.stdin.flush()
             line = process.stdout.readline()
@@ -154,6 +158,7 @@ class ReaderProcess:
             overdue.cancel()
         if not line:
             # Perhaps somebody else took the port meanwhile.
+            # Back to the configured port (or any): the one it had last may be taken by now.
             self._orders = replace(self._orders, port=self._wanted_port)
             return
         with self._changed:
@@ -257,7 +262,7 @@ class QuiverServer:
         return self._at(self._service.port)
 
     def statistics(self) -> ServerStatistics:
-        """Return a picture of this moment."""
+        """Return a snapshot."""
         service = self._service
         return ServerStatistics(
             calls=self._gate.calls,
@@ -283,7 +288,11 @@ class QuiverServer:
 
 
 def require_protected(settings: FlightSettings, secrets: Secrets) -> None:
-    """Refuse to listen to the world without knowing who calls."""
+    """Refuse to listen to the world without knowing who calls.
+
+    Loopback, a token or a client certificate: one of them. There is no setting that opens the port
+    to everybody, so nobody can set it by mistake.
+    """
     host, _ = split_address(settings.listen)
     if not (secrets.credentials or secrets.client_ca or is_loopback(host)):
         raise BadConfig(

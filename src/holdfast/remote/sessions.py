@@ -65,6 +65,8 @@ class Session:
         """
         arrivals = self._cursor.arrivals
         while True:
+            # Before the plan, and without the lock while waiting: a commit of the same subscriber
+            # must get in.
             seen = arrivals.version
             with self._lock:
                 planned = self._cursor.plan(
@@ -95,6 +97,9 @@ class Session:
             if planned is None:
                 if through <= done:
                     return
+                # The range is not remembered any more, or was planned by a process before this
+                # one. Planned again from the first event that is not resolved: a commit that is
+                # repeated resolves what is left, or nothing.
                 planned = self._remember(self._cursor.replan(max(start, done), end))
             since = max(planned.start, done)
             if since < through:
@@ -158,6 +163,8 @@ class Sessions:
                         name, generation=generation, on_data_loss=on_data_loss
                     ),
                 )
+            # Under the lock that `sweep` takes: a session in use is never closed, however long its
+            # call waits.
             session.calls += 1
         try:
             yield session

@@ -1,4 +1,9 @@
-"""Which sealed segments may hold wanted rows, by their summaries alone."""
+"""Which sealed segments may hold wanted rows, by their summaries alone.
+
+Only summaries are read, which are in memory: a query over a year of data asks here first, and
+opens the few segments whose event times overlap. Summaries may include too much and never too
+little.
+"""
 
 from __future__ import annotations
 

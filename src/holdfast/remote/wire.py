@@ -55,6 +55,8 @@ def to_flight(error: HoldfastError) -> flight.FlightError:
     if isinstance(error, DataLoss):
         fields["ranges"] = error.ranges
     details = json.dumps(fields).encode()
+    # The class of Flight's error matters to clients in other languages, which know nothing of
+    # ours: gRPC's own codes say whether to log in, to try again, or to give up.
     if isinstance(error, NotAllowed):
         return flight.FlightUnauthenticatedError(error.message, details)
     if isinstance(error, NotAccepted):
@@ -84,6 +86,8 @@ def from_flight(error: BaseException) -> HoldfastError:
 
 
 def _from_fields(fields: dict[str, Any]) -> HoldfastError:
+    # A server of a later version may name a class that is not known here. Its words are still
+    # right.
     kind = _CLASSES.get(fields["error"], HoldfastError)
     message, hint, path = fields["message"], fields["hint"], fields["path"]
     if issubclass(kind, DataLoss):
