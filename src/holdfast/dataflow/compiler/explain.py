@@ -1,4 +1,8 @@
-"""A plan in words (which queries there are, what is cut, and why) and as a drawing."""
+"""A plan in words (which queries there are, what is cut, and why) and as a drawing.
+
+Whoever asks why a pipeline became three queries gets the answer from the plan itself: every cut
+carries its reason, and this only puts it into words. Nothing is decided here.
+"""
 
 from __future__ import annotations
 

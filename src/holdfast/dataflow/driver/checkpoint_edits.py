@@ -97,7 +97,7 @@ def copy_state(folder: Path, known: int, number: int) -> None:
     """Let an operator begin with the state of another one.
 
     The copy is made aside and renamed, with a note before the rename: what a killed driver leaves
-    is either unfinished and made anew, or whole and known by its note.
+    is either unfinished and made again, or whole and known by its note.
     """
     state, notes = folder / "state", Checkpoint(str(folder)).notes
     fresh, note = notes / f"state-{number}", notes / f"{_COPIED}{number}"

@@ -3,6 +3,11 @@
 Best effort: a thread sends them, whatever does not fit into its short queue or is not taken is left
 out, and no batch ever waits for it. They may go to the gateway whose events the pipeline reads; so
 that it does not count itself, sources leave out what has our `OWN_PRODUCER`.
+
+Why best effort, in a system that keeps everything else: these events are about a run and not part
+of its results. Were a batch to wait for its own lineage, a receiver that is down would stop every
+pipeline that reports to it; and the gateway that stores them may be the one the pipeline reads
+from.
 """
 
 from __future__ import annotations

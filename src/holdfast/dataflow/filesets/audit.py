@@ -88,6 +88,7 @@ class SparkEngine:
             report.objects += found.where(f"table = '{FactTable.OBJECT.value}'").count()
             report.unknown_names += found.where(f"table = '{UNKNOWN}'").count()
             everything = reduce(_union, [*walked, found, *self._known(commits, report)])
+            # All facts of a prefix in one task: that is what `compare` needs, and all it needs.
             by_prefix = everything.repartition(self._settings.partitions, "prefix")
             yield self._map(by_prefix, compare_facts, FINDINGS).toArrow().cast(FINDINGS)
 
@@ -110,6 +111,8 @@ class SparkEngine:
             for root in roots_of(one)
             if root.use.refers
         ]
+        # Level by level, because a task cannot start others: the driver learns which index chunks
+        # come next, and nothing else. Indexes have a few levels, however many files they hold.
         while level := self._unvisited(level, visited):
             frame = self._kept(self._looked_into(level), kept)
             yield frame
@@ -189,6 +192,8 @@ class SparkEngine:
 
     def _kept(self, frame: DataFrame, kept: ExitStack) -> DataFrame:
         """Have a frame worked out now, and once."""
+        # Worked out here, once. Left lazy, Spark would read the indexes again for every use of the
+        # frame, at another time, and the order of the facts would mean nothing.
         kept.callback(frame.persist().unpersist)
         frame.count()
         return frame
@@ -213,7 +218,10 @@ def _damaged(frame: DataFrame) -> pa.Table:
 
 
 class _GivenKeys(NoReferences):
-    """Knows the keys that the driver looked up."""
+    """Knows the keys that the driver looked up.
+
+    Tasks have no database, on purpose: hundreds of connections at once would be the end of it.
+    """
 
     def __init__(self, keys: dict[ChunkHash, ChunkKey]) -> None:
         super().__init__()

@@ -197,6 +197,8 @@ def _moment(moment: datetime, kind: pa.DataType) -> pa.Scalar:
             f"the column with the time holds {kind}, not times",
             hint="name another with option time_column, or leave out since and until",
         )
+    # Cast in two steps, unit first and zone second: Arrow compares only equal types, and a column
+    # without a zone is taken for UTC, as everywhere here.
     whole = pa.scalar(moment, pa.timestamp("us", "UTC"))
     return whole.cast(pa.timestamp(kind.unit, "UTC"), safe=False).cast(
         pa.timestamp(kind.unit, kind.tz), safe=False
@@ -223,7 +225,11 @@ class FileSetReader(DataSourceReader):
         self._schema = schema
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the database out: this is what tasks get, and they must not need it."""
+        """Leave the database out: this is what tasks get, and they must not need it.
+
+        Spark pickles the reader for every task. A password that is not in the pickle cannot end up
+        in an event log or on an executor's disk.
+        """
         return {
             "_options": self._options.model_copy(
                 update={"database": None, "store": absolute(self._options.store)}
@@ -309,7 +315,11 @@ def _first_schema(options: FileSetOptions) -> pa.Schema:
 
 
 def wanted(options: FileSetOptions) -> Callable[[FileInfo], bool]:
-    """Return whether a file is to be read."""
+    """Return whether a file is to be read.
+
+    Of rows, times are judged row by row and not by file: when a file was modified says nothing
+    about the events in it. Of `files` the time of modification is all there is.
+    """
     matches = compile_glob(options.glob).fullmatch if options.glob else None
     suffixes = SUFFIXES.get(options.format, ("",)) if matches is None else ("",)
     since_ns, until_ns = (_ns(moment) for moment in (options.since, options.until))

@@ -119,6 +119,7 @@ class SinkOptions(Settings):
 
 def parse_sink_options(options: Mapping[str, Any]) -> SinkOptions:
     """Return the options of a sink; raise `BadConfig` with everything that is wrong."""
+    # To Spark the case of an option's name means nothing, and it may arrive in lower case.
     given = {name.lower(): value for name, value in options.items()}
     location = given.pop("checkpointlocation", "")
     given.pop("queryname", None)  # Spark gives a named query's name to its writer

@@ -1,4 +1,9 @@
-"""What `.option(…)` of the source understands."""
+"""What `.option(…)` of the source understands.
+
+Options are text, whatever they mean: Spark passes on what `.option(name, value)` was given, from
+SQL, Python or Scala alike. So lists are written with commas, sizes and durations with units, and
+all of it becomes typed here, once. The docstrings are the reference page.
+"""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ from holdfast.seam import Seam
 # Ranges that are kept until they are read; Spark has one or two at a time for each quiver.
 RANGES_MAX = 256
 # A gateway that did not answer is left alone for so long, and so many times as long as was waited
-# for it in vain, so that the others are not held up.
+# for it without success, so that the others are not held up.
 SILENCE_PAUSE_S = 1.0
 SILENCE_SHARE = 5
 # How long a run that ends asks a gateway that does not answer, before it ends with an error.

@@ -47,7 +47,11 @@ _AS_THEY_ARE = (
 
 
 def spark_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the Arrow type in which Spark reads a column; None if there is none."""
+    """Return the Arrow type in which Spark reads a column; None if there is none.
+
+    Widened and never narrowed: an unsigned number gets the next larger signed type, which holds
+    all its values. What Spark has no type for is left out, or refused if it was asked for.
+    """
     if kinds.is_dictionary(kind) or kinds.is_run_end_encoded(kind):
         return spark_type(kind.value_type)
     if kinds.is_timestamp(kind):
@@ -83,6 +87,9 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
     if options.watermark and options.columns is not None:
         columns = tuple(dict.fromkeys((*options.columns, EVENT_TIME)))
         options = options.model_copy(update={"columns": columns})
+    # What the query began with is kept beside its checkpoint. Spark fixes the schema of a stream
+    # at its start and compares state by it: a column that changed its type in the quiver must not
+    # change the query.
     remembered = recall(options)
     stored = _stored(options, remembered)
     schema = None
@@ -90,6 +97,7 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
         schema = pa.schema(list(_readable(stored, must=options.columns is not None)))
     if options.unfit and schema is not None and remembered is not None:
         # The query's state, and rejected rows, are of the types it began with.
+        # New columns go to the end: the order of the others is part of the state.
         schema = _with_new_columns(remembered, schema)
     schema = schema or remembered
     if schema is None:

@@ -52,13 +52,19 @@ def check(
     """Return everything that is wrong or odd; `imports` looks whether functions exist."""
     checker = _PipelineChecker(pipeline, parse or plausible)
     found = [*checker.edges(), *checker.vertices(), *checker.targets()]
+    # With an edge that leads nowhere, circles and dead ends would be reported that are only its
+    # echo.
     if not any(finding.path[:1] == ("edges",) and finding.severity == "error" for finding in found):
         found += checker.shape()
     return [*found, *(checker.functions() if imports else ())]
 
 
 def plausible(text: str) -> str | None:
-    """Say what is wrong with an expression that cannot be SQL: quotes and brackets."""
+    """Say what is wrong with an expression that cannot be SQL: quotes and brackets.
+
+    Less than a parser, on purpose: without Spark nobody here knows its dialect, and a wrong error
+    would keep a good pipeline from being run.
+    """
     if not text.strip():
         return "it is empty"
     depth, quote = 0, ""
@@ -245,6 +251,8 @@ class _PipelineChecker:
                 place = None if target is None else _place_of(target)
                 if place is None:
                     continue
+                # Exactly once rests on a record of which batches a place has. Two sinks with one
+                # record would each take the other's batches for their own.
                 if place in seen:
                     message = f"{seen[place]!r} writes to {place!r}, too"
                     path = _at(name, "sink", *([key] if key else []))

@@ -1,4 +1,9 @@
-"""Vertices: where rows come from, what is done to them, and where they go."""
+"""Vertices: where rows come from, what is done to them, and where they go.
+
+Each kind of vertex is a model of its own, and a vertex has exactly one of them as a key. What a
+field allows by itself is checked here; what fields mean beside each other, or across vertices, in
+checks.py, where a finding has a line. The docstrings are the reference page.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +35,11 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 def _one_of(settings: Settings, *names: str) -> None:
-    """Raise unless exactly one of some settings is given: each says what kind of thing it is."""
+    """Raise unless exactly one of some settings is given: each says what kind of thing it is.
+
+    pydantic's unions would try one kind after another and report what is wrong with each. Naming
+    the keys that were given says which two contradict each other.
+    """
     given = [name for name in names if getattr(settings, name) not in (None, "", [], {})]
     if len(given) != 1:
         others = f", not {' and '.join(given)}" if given else ""
@@ -333,7 +342,11 @@ class ReduceSettings(Settings):
 
     @property
     def span_s(self) -> float:
-        """How long after an event it may wait for the watermark on its account."""
+        """How long after an event it may wait for the watermark on its account.
+
+        By this the source knows how long an idle stream has to send heartbeats: until every window
+        that an event may be in has closed.
+        """
         if self.process is not None:
             return self.timer_span
         return 0.0 if self.window is None else self.window.span_s

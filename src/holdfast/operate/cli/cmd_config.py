@@ -225,6 +225,9 @@ def test_command(config: str, events: IO[bytes], destination: str | None, as_jso
 
 
 def _tried(events: IO[bytes], destinations: list[DestinationPlan]) -> Iterator[Tried]:
+    """Stops at a line that is not JSON instead of passing it over: a file that is cut in the middle
+    of an event would otherwise look as if a processor had stopped it.
+    """
     for number, line in enumerate(events, start=1):
         if not line.strip():
             continue
@@ -246,6 +249,8 @@ def _sent(line: int, payload: bytes, destination: DestinationPlan) -> Tried:
         for step in chain:
             event = chain_of((step,)).process(event)
             if event is None:
+                # The first chain's culprit: where several lead to a destination, that is the one
+                # people look for.
                 stopped_by = stopped_by or step.node.name
                 break
         if event is not None:

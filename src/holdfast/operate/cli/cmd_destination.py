@@ -109,6 +109,8 @@ def skip_command(
             f"{event!r} does not name an event"[:200],
             hint="`holdfast destination ls` does, as SEQ/ROW",
         )
+    # The one command that keeps an event from its destination for good, so it asks, and wants a
+    # reason.
     if not yes:
         what = f"Never deliver event {event} to {name}, unless it is replayed by hand?"
         click.confirm(what, abort=True)

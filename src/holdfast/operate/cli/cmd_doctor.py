@@ -1,4 +1,9 @@
-"""`holdfast doctor`: say what this machine has, and what it lacks."""
+"""`holdfast doctor`: say what this machine has, and what it lacks.
+
+It looks by doing: a folder is writable if something can be written, a sync takes as long as it
+takes here. What a machine lacks is a warning as long as something useful works without it; only
+what stops a quiver from being opened is a failure.
+"""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ class _QuiverMatches:
 
 def _quivers(target: Target) -> list[NamedQuiver]:
     """Return the quiver in a directory, those under a root, or all of a gateway's."""
+    # Dead letters as well: an event that is in none of the quivers may have ended there.
     found = [*target.quivers(), *target.dead_letter_quivers()]
     return found or [NamedQuiver("", target.path)]
 
@@ -83,6 +84,7 @@ def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) 
     """Search one quiver, or take the number that was given, and explain what is found."""
     inventory = inspect(seam.disk, place.directory)
     matches: list[Match] = []
+    # A number is taken for the number of a bundle, since that is what logs and `ls` print.
     if what.isdecimal() and not is_text:
         seqs = [int(what)]
     else:

@@ -189,6 +189,8 @@ def end_lease_command(number: int, yes: bool, chosen: Target, as_json: bool) -> 
     from holdfast.store.gc.watch import ENDED_BY_COLLECTORS
 
     with chosen.open_store() as store:
+        # Ends it only if its process is certainly dead; else it is a question first, and a second
+        # call.
         found = store.references.end_lease(number, sure=yes)
         if found is None:
             raise BadInput(
@@ -229,6 +231,8 @@ def serve_command(
     """Collect always, and answer over gRPC, until interrupted."""
     from holdfast.store.gc.service import GcService
 
+    # From a file and never from an option: arguments of a process are visible to every user of the
+    # machine.
     tokens = _read(token_file).decode().split() if token_file else []
     if bool(tls_key) != bool(tls_certificate):
         raise BadConfig(

@@ -143,8 +143,11 @@ def fsck_command(
         rebuilt = _rebuild(chosen)
         # A repair ends with a collection, which would take what only a lost index led to.
         repair = not rebuilt.damaged_commits
+        # Opened again: the database that was rebuilt is another one.
         store = chosen.open_store()
     with store:
+        # Before the check, from the first chunk on: what is damaged is then repaired together with
+        # the rest, and `sound` at the end means all of it.
         damaged = _scrub(store, None, restart=True).findings if also_scrub else []
         with ENGINES[engine](store) as checking:
             result = _run(store, checking, damaged, repair=repair)

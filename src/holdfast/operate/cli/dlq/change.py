@@ -1,4 +1,8 @@
-"""`holdfast dlq fix | replay | purge`: give letters another way, or none."""
+"""`holdfast dlq fix | replay | purge`: give letters another way, or none.
+
+A letter is resolved only after its event is stored again somewhere. A crash between the two leaves
+both, the event and its letter: doing it twice is visible, losing it would not be.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +76,8 @@ def fix_command(  # noqa: PLR0913, PLR0917  (its options)
     """
     queue = DeadLetterTarget.find(target, worker)
     stored = queue.letter(LetterId.parse(letter))
+    # An undelivered event was accepted once, and its other destinations have it. As a new event it
+    # gets a new position, and nobody could tell that it is the same.
     if stored.id.store == UNDELIVERED_DIR and not everywhere:
         raise BadInput(
             "as a new event it would go to every destination, also to those that have it",
@@ -211,6 +217,9 @@ def _replay(queue: DeadLetterTarget, selection: LetterSelection) -> dict[str, An
             )
         names = ("delivered", "filtered", "filed_again", "skipped")
         total.update({name: answer[name] for name in names})
+        # The gateway answers after a bounded number of letters, so that its loop stays free; the
+        # end was fixed with the first answer, or letters that fail again would be sent again and
+        # again.
         if answer["next_seq"] is None:
             return {**{name: total[name] for name in names}, "stopped_by": answer["stopped_by"]}
         selection = replace(selection, from_seq=answer["next_seq"], end_seq=answer["end_seq"])
@@ -288,6 +297,7 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
     planned = [_Doomed.of(one) for one in _planned(queue, store, ids, chosen)]
     if planned and not as_json:
         _tell_plan(planned)
+    # Never without a word: with --json there is nobody to ask, and without a terminal neither.
     if planned and (yes or (not as_json and _may_ask() and _confirmed(planned))):
         for one in STORES:
             seqs = [doomed.id.seq for doomed in planned if doomed.id.store == one]

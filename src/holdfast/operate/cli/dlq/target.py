@@ -162,6 +162,8 @@ class Submitter:
                     f"{url!r} is not an HTTP address", hint="write http://HOST:PORT/PATH"
                 )
             return cls(url, None)
+        # Through the front door wherever there is one: the event passes validation, admission and
+        # the ledger as any other. Only without a gateway is the quiver opened.
         status = letters.ask_gateway("status")
         if status is not None:
             return cls(_address(status, letters, receiver), None)
@@ -256,6 +258,8 @@ def _open(directory: PurePath) -> Quiver:
     except CannotOpen as error:
         hint = "start the gateway once, or name its quiver with --quiver"
         raise CannotOpen(error.message, hint=hint, path=error.path) from None
+    # A tool does not know its owner's configuration. So nothing may happen here that depends on
+    # it: no seal by age, no removal by size, age or absence. Appending is all that is left.
     config = QuiverConfig(
         extractors={SLOT: OpenLineageExtractor()},
         segment=SegmentConfig(max_open_duration_s=NEVER_S),

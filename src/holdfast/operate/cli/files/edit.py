@@ -170,6 +170,8 @@ def _changed(
     from holdfast.store.filesets import Commits, FileSetWriter
 
     commits = Commits(store)
+    # Job and pin before anything is looked up: what the new commit refers to must not be collected
+    # between reading it and committing.
     with opened_job(store, new_name) as job, commits.open(commit) as files:
         with FileSetWriter(store, job) as writer:
             change(files, writer)
@@ -213,7 +215,11 @@ def commit_command(
 
 
 def _on_top(store: Store, job: Job, files: FileSet) -> Layer:
-    """Return one layer that puts these files over others, and takes no others away."""
+    """Return one layer that puts these files over others, and takes no others away.
+
+    A layer of copies and not the layers themselves: a snapshot's layer takes everything older
+    away, which is the opposite of laying it over another commit.
+    """
     from holdfast.store.filesets import FileSetWriter
 
     with FileSetWriter(store, job) as writer:
