@@ -316,7 +316,7 @@ class DeadLetterQueue:
                 self.rejected.unregister(name, reason="no longer configured")
 
     def statistics(self) -> DeadLettersStatistics:
-        """Return a picture of this moment."""
+        """Return a snapshot."""
         return DeadLettersStatistics(
             _statistics(self.rejected, self._rejected_counters),
             _statistics(self.undelivered_quiver, self._undelivered_counters),

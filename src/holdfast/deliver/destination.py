@@ -283,7 +283,7 @@ class Destination:
         return (await delivery.redrive([ready])).failed.get(0)
 
     def statistics(self, of_quiver: Statistics | None = None) -> DestinationStatistics:
-        """Return a picture of this moment; `of_quiver` saves counting the quiver once more."""
+        """Return a snapshot; `of_quiver` saves counting the quiver once more."""
         whole = of_quiver or self._quiver.statistics()
         account = next((one for one in whole.subscribers if one.name == self.name), None)
         counters, delivery = self._counters, self._delivery

@@ -86,7 +86,7 @@ class Serving:
         return Access(addresses, self._token)
 
     def statistics(self) -> ServerStatistics:
-        """Return a picture of this moment."""
+        """Return a snapshot."""
         return self._server.statistics()
 
     def close(self) -> None:

@@ -80,7 +80,7 @@ class WorkerQuivers:
         share_cap(self.cores, self._size_cap_bytes)
 
     def statistics(self) -> tuple[Statistics, ...]:
-        """Return a picture of this moment, quiver by quiver."""
+        """Return a snapshot, quiver by quiver."""
         return tuple(core.statistics() for core in self.cores)
 
     def close(self) -> None:

@@ -108,7 +108,7 @@ class Statistics:
     segments: int
     segment_bytes: int
     segment_events: int
-    # Segments whose damaged bundle table was made anew from the rows.
+    # Segments whose damaged bundle table was rebuilt from the rows.
     rebuilt_tables: int
     ledger_bytes: int
     ledger_depth: int
@@ -142,7 +142,7 @@ class Statistics:
 
 
 def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
-    """Return a picture of this moment."""
+    """Return a snapshot."""
     writer, maker, segments = engine.writer, engine.builder.table_maker, engine.catalog.snapshot()
     kept, deleted = engine.retention.counters, engine.ledger.state.deleted
     return Statistics(

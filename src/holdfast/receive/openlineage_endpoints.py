@@ -301,7 +301,7 @@ class DryRun:
 def forbidden(client: TokenClient, names: Names) -> str | None:
     """Say why an event is not the client's to send; None if it is.
 
-    One with a key that stands twice is not: readers differ in which of the two they keep, so that a
+    One with a duplicate key is not: readers differ in which of the two they keep, so that a
     backend might see another namespace than the one that was looked at here.
     """
     if client.namespaces is None:
@@ -311,7 +311,7 @@ def forbidden(client: TokenClient, names: Names) -> str | None:
     if not _all_match(names.referred_namespaces, client.namespaces + client.references):
         return "this producer may not refer to one of its namespaces"
     if names.has_equal_keys:
-        return "a key stands twice in one object, which this producer may not send"
+        return "an object has a duplicate key, which this producer may not send"
     return None
 
 

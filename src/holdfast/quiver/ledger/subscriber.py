@@ -165,7 +165,7 @@ class Subscriber:
     resolved: IntervalSet = field(default_factory=IntervalSet)
     # Bundles resolved in part: seq to number of events.
     partial: dict[int, int] = field(default_factory=dict)
-    # Bundles that were handed out in vain: seq to number of attempts.
+    # Bundles that were handed out and not acknowledged: seq to number of attempts.
     attempts: dict[int, int] = field(default_factory=dict)
     counts: dict[Outcome, Totals] = field(default_factory=dict)
     pins: list[Pin] = field(default_factory=list)

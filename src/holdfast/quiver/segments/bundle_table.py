@@ -1,4 +1,4 @@
-"""The bundle table of a segment: one row per bundle; and how it is made anew when it is damaged.
+"""The bundle table of a segment: one row per bundle; and how it is rebuilt when it is damaged.
 
 The rows themselves carry `_seq`, `_row` and `_ingestion_time`, so a damaged table costs no event:
 it is rebuilt from the data files, as many bundles and events as the summary tells. What only the

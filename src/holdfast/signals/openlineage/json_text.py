@@ -139,7 +139,7 @@ def may_have_oddities(raw: bytes, written: bytes) -> bool:
 
 
 def has_equal_keys(raw: bytes, document: object) -> bool:
-    """Whether a key stands twice in an object of a valid document no deeper than MAX_DEPTH."""
+    """Whether an object has a duplicate key, in a valid document no deeper than MAX_DEPTH."""
     if not may_have_oddities(raw, orjson.dumps(document)):
         return False
     return any(problem.rule == "equal_keys" for problem in oddities(raw))
@@ -166,7 +166,7 @@ def large_integer(pointer: str, facet: str | None) -> Problem:
 
 
 def _equal_keys(pointer: str) -> Problem:
-    message = "the key stands twice in one object; the last one was checked"
+    message = "duplicate key in one object; the last one was checked"
     return Problem(
         pointer,
         None,

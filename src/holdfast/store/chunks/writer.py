@@ -306,7 +306,7 @@ class ChunkWriter:
 
     def _store(self, batch: _ChunkBatch) -> list[_StoredChunk]:
         """Store what nobody has stored yet."""
-        # Before the reservation as well as before the put: both cost a round trip that is in vain
+        # Before the reservation as well as before the put: both cost a round trip that is wasted
         # once the lease is gone.
         self._job.check()
         reservations = self._references.reserve_chunks(

@@ -335,7 +335,7 @@ class _Tree:
         refs = tuple(before.data_op.data_ref)
         first = self._links.first(entry, refs) if entry.links > 1 else ""
         # The parent may be of a version that kept no owners, or the first name of the file may be
-        # another one now. Then metadata is made anew; content is taken over all the same.
+        # another one now. Then metadata is made again; content is taken over all the same.
         if not before.metadata.HasField("uid") or before.metadata.hard_link != first:
             kept = Metadata(sparse=before.metadata.sparse or None)
             metadata = self._metadata(found, self._reader.xattrs(entry), first, kept)
