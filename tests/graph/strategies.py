@@ -60,6 +60,23 @@ quivers = st.fixed_dictionaries(
 )
 
 
+data_nodes = st.fixed_dictionaries(
+    {"nodes": st.sampled_from([{"a": "h:1", "b": "[::1]:2"}, ["h:1", "h:2"], "h:1, h:2"])},
+    optional={
+        "replicas": st.sampled_from([1, 2]),
+        "max_size": st.none() | st.integers(2**25, 2**28),
+        "max_age": st.sampled_from(["90m", "3d", 3600]),
+        "token": texts,
+        "tls": st.sampled_from([None, {}, {"ca_file": "ca.pem"}]),
+        "rate": st.none() | st.integers(1, 2**40),
+        "nodes_file": st.sampled_from([None, "nodes.yaml"]),
+        "nodes_dns": st.sampled_from([None, "service:1"]),
+    },
+)
+# Longer than any other: it is nobody else's.
+DATA_NODES = "the-data-nodes"
+
+
 @st.composite
 def graph_files(draw: st.DrawFn) -> dict[str, Any]:
     """Return a file: some receivers, one quiver, some exporters, perhaps a processor between."""
@@ -75,6 +92,9 @@ def graph_files(draw: st.DrawFn) -> dict[str, Any]:
         if draw(st.booleans()):
             nodes[end]["delivery"] = draw(deliveries)
     behind = draw(st.sampled_from([[between, *ends[1:]], ends, [ends[0]]]))
+    if draw(st.booleans()):
+        behind = [*behind, DATA_NODES]
+        nodes[DATA_NODES] = {"kind": "exporter", "type": "nodes", "config": draw(data_nodes)}
     if draw(st.booleans()):
         nodes[hold]["to"] = behind
     else:

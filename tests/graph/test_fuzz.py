@@ -15,6 +15,7 @@ from holdfast.errors import BadConfig
 from holdfast.graph.loader import load
 from holdfast.graph.paths import plan
 from holdfast.graph.printing import as_mermaid, as_text, as_yaml, printed
+from holdfast.graph.shorthand import KEYS
 
 SHARED = settings(
     max_examples=max(10, settings().max_examples // 3),
@@ -83,3 +84,17 @@ def test_a_file_with_any_byte_changed(
     at = data.draw(st.integers(0, len(content) - 1))
     content[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     load_bytes(tmp_path, bytes(content))
+
+
+@SHARED
+@given(
+    tree=graph_files(),
+    short=st.fixed_dictionaries({}, optional={key: VALUES | st.just("h:1") for key in KEYS}),
+    data=st.data(),
+)
+def test_a_file_with_short_keys_of_data_nodes(
+    tree: dict[str, Any], short: dict[str, Any], data: st.DataObject, tmp_path: Path
+) -> None:
+    at = data.draw(st.sampled_from(places_in(tree["nodes"])))
+    tree = {**tree, **short, "nodes": changed(tree["nodes"], at, data.draw(VALUES))}
+    load_bytes(tmp_path, as_yaml(tree).encode())
