@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import orjson
@@ -20,6 +21,7 @@ from holdfast.graph.runtime import Gateway
 from holdfast.signals.otlp.json_form import request_document
 from holdfast.signals.otlp.kinds import OtlpKind
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 GRAPH = """\
 nodes:
   telemetry:
@@ -43,7 +45,7 @@ def graph_file(folder: Path, text: str = GRAPH) -> Path:
 
 
 def send(address: str, kind: OtlpKind, body: bytes) -> int:
-    headers = {"content-type": "application/x-protobuf"}
+    headers = {"content-type": "application/x-protobuf", "x-scope-orgid": "tenant-1"}
     sent = Request(f"{address}{kind.http_path}", body, headers)
     with urlopen(sent, timeout=PATIENCE_S) as reply:
         status: int = reply.status
@@ -86,3 +88,37 @@ def test_what_is_made_for_lineage_does_not_get_telemetry(tmp_path: Path, other: 
     with pytest.raises(BadConfig) as caught:
         load(graph_file(tmp_path, f"{text}  other: {{{other}}}\n"))
     assert any("traces" in one.message for one in caught.value.findings)
+
+
+def test_the_example_hands_on_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = {kind: request(kind, random.Random(2)) for kind in OtlpKind}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    text = (EXAMPLES / "collector.yaml").read_text()
+    for port in (4317, 4318):
+        assert f"127.0.0.1:{port}\n" in text
+        text = text.replace(f"127.0.0.1:{port}\n", "127.0.0.1:0\n")
+    record = GRAPH.replace("directory: all,", "directory: all, content: record,")
+    record = record.replace('listening_addr: "127.0.0.1:0", ', "keep_headers: [X-Scope-OrgID], ", 1)
+    record = record.replace("{keep_headers", '{listening_addr: "127.0.0.1:0", keep_headers')
+    second = Gateway(load(graph_file(tmp_path / "second", record)).graph)
+
+    async def play() -> None:
+        async with running(second):
+            backend = second.addresses["telemetry"][0].replace("grpc://", "http://")
+            monkeypatch.setenv("OTLP_BACKEND_URL", backend)
+            first = Gateway(load(graph_file(tmp_path / "first", text)).graph)
+            async with running(first):
+                _, address = first.addresses["telemetry"]
+                for kind, body in sent.items():
+                    assert await asyncio.to_thread(send, address, kind, body) == 200
+                await until_async(lambda: len(lines(tmp_path / "second" / "all")) == len(sent))
+
+    asyncio.run(play())
+    arrived: list[Any] = lines(tmp_path / "second" / "all")
+    assert {one["slot"]: one["headers"] for one in arrived} == {
+        kind.slot: {"x-scope-orgid": "tenant-1"} for kind in OtlpKind
+    }
+    assert [one["event"] for one in arrived] == [
+        request_document(kind, body) for kind, body in sent.items()
+    ]
