@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.operate.test_drivers import QUERY
+from tests.support.backend import HttpBackend
 
 from holdfast.dataflow.compiler.places import OWN_PRODUCER, Places
 from holdfast.dataflow.driver.lineage import LineageSender, RunReporter, lineage_sender
@@ -21,42 +20,10 @@ from holdfast.settings import Secret
 from holdfast.signals.openlineage.validation import Validator
 
 
-class Backend:
-    """Keeps what it is sent, and answers what it is told to."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.paths: list[str] = []
-        self.status = 201
-        backend = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                backend.events.append(json.loads(body))
-                backend.headers.append(dict(self.headers))
-                backend.paths.append(self.path)
-                self.send_response(backend.status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-
 @pytest.fixture
-def backend() -> Iterator[Backend]:
-    backend = Backend()
-    thread = threading.Thread(target=backend.server.serve_forever, args=(0.05,))
-    thread.start()
-    yield backend
-    backend.server.shutdown()
-    backend.server.server_close()
-    thread.join()
+def backend() -> Iterator[HttpBackend]:
+    with closing(HttpBackend(status=201)) as running:
+        yield running
 
 
 def reporter(sender: LineageSender, folder: Path, *, every_s: float = 60.0) -> RunReporter:
@@ -70,7 +37,7 @@ def reporter(sender: LineageSender, folder: Path, *, every_s: float = 60.0) -> R
     return RunReporter(settings, sender, "stats", pipeline.settings, places)
 
 
-def test_a_run_is_told_from_start_to_end(backend: Backend, tmp_path: Path) -> None:
+def test_a_run_is_told_from_start_to_end(backend: HttpBackend, tmp_path: Path) -> None:
     sender = LineageSender(backend.url, "secret")
     run = reporter(sender, tmp_path)
     run.started()
@@ -101,7 +68,7 @@ def test_a_run_is_told_from_start_to_end(backend: Backend, tmp_path: Path) -> No
 
 
 def test_running_is_told_now_and_then(
-    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: HttpBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [100.0]
     monkeypatch.setattr("holdfast.dataflow.driver.lineage.time.monotonic", lambda: now_s[0])
@@ -119,7 +86,7 @@ def test_running_is_told_now_and_then(
     assert message == "the query events ended: it hurts"
 
 
-def test_a_run_that_never_started_is_not_told(backend: Backend, tmp_path: Path) -> None:
+def test_a_run_that_never_started_is_not_told(backend: HttpBackend, tmp_path: Path) -> None:
     sender = LineageSender(backend.url)
     reporter(sender, tmp_path).ended("it could not start")
     sender.close()
@@ -139,7 +106,7 @@ def test_nobody_waits_for_one_that_is_not_there(
 
 
 def test_one_that_refuses_is_told_of_once(
-    backend: Backend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    backend: HttpBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.status = 401
     with caplog.at_level(logging.WARNING, "holdfast.pipelines"):
@@ -151,7 +118,7 @@ def test_one_that_refuses_is_told_of_once(
     assert [m.rpartition(" ")[2] for m in caplog.messages] == ["401"]
 
 
-def test_who_is_told_is_what_the_settings_say(backend: Backend) -> None:
+def test_who_is_told_is_what_the_settings_say(backend: HttpBackend) -> None:
     assert lineage_sender(None, "http://gateway") is None
     assert lineage_sender(LineageSettings(), None) is None
     told = lineage_sender(LineageSettings(to=backend.url, token=Secret("t")), None)

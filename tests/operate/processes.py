@@ -1,4 +1,4 @@
-"""Real gateways in processes of their own, and a backend that remembers what it was sent."""
+"""Real gateways in processes of their own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,51 +16,13 @@ import yaml
 from tests.graph.lineage import request
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
-
-
-class Backend:
-    """An HTTP server that keeps the jobs of the events it takes."""
-
-    def __init__(self) -> None:
-        self.jobs: list[str] = []
-        self.status = 200
-        # Cleared, requests are not answered until it is set again.
-        self.answers = threading.Event()
-        self.answers.set()
-        self.asked = threading.Event()
-        backend = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                backend.asked.set()
-                backend.answers.wait(PATIENCE_S)
-                if backend.status == 200:
-                    backend.jobs.append(json.loads(body)["job"]["name"])
-                self.send_response(backend.status)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def close(self) -> None:
-        self.answers.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+from tests.support.backend import HttpBackend
 
 
 class GatewayFolder:
     """A folder with a graph file, and the gateways that are started with it."""
 
-    def __init__(self, folder: Path, backend: Backend) -> None:
+    def __init__(self, folder: Path, backend: HttpBackend) -> None:
         self.folder = folder
         self.config = folder / "gateway.yaml"
         self.port, self.admin_port = free_port(), free_port()

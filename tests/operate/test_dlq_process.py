@@ -8,11 +8,9 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,56 +19,33 @@ import pytest
 from click.testing import CliRunner
 from tests.patience import PATIENCE_S, until
 from tests.signals.events import run_event
+from tests.support.backend import HttpBackend
 
 from holdfast.operate.cli import dlq as cmd_dlq
 
 pytestmark = pytest.mark.slow
 
 
-class Backend:
+class Moody(HttpBackend):
     """Refuses the job `bad` until it is healed."""
 
-    def __init__(self) -> None:
-        self.taken: list[str] = []
-        self.healed = False
-        backend = self
+    healed = False
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = orjson.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                name = body["job"]["name"]
-                refuses = name == "bad" and not backend.healed
-                if not refuses:
-                    backend.taken.append(name)
-                self.send_response(422 if refuses else 200)
-                self.send_header("Content-Length", "2")
-                self.end_headers()
-                self.wfile.write(b"{}")
-
-            def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-                """Say nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
-        self.thread.start()
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self.thread.join()
+    def status_for(self, event: dict[str, Any]) -> int:
+        return 422 if event["job"]["name"] == "bad" and not self.healed else 200
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
-    running = Backend()
+def backend() -> Iterator[Moody]:
+    running = Moody()
     yield running
     running.close()
 
 
 @pytest.fixture
-def config(tmp_path: Path, backend: Backend) -> Path:
+def config(tmp_path: Path, backend: Moody) -> Path:
     path = tmp_path / "gateway.yaml"
-    url = f"http://127.0.0.1:{backend.server.server_address[1]}/api/v1/lineage"
+    url = f"{backend.url}/api/v1/lineage"
     path.write_text(
         f"""
         data_dir: data
@@ -136,7 +111,7 @@ def post(address: str, body: bytes) -> int:
 
 
 def test_letters_of_a_real_gateway_are_fixed_replayed_and_survive_a_kill(
-    config: Path, backend: Backend
+    config: Path, backend: Moody
 ) -> None:
     process, address = start(config)
     try:
@@ -145,10 +120,10 @@ def test_letters_of_a_real_gateway_are_fixed_replayed_and_survive_a_kill(
         assert post(address, b'{"job": {}}') == 400
         expected = {"rejected/0": "invalid", "undelivered/0": "permanent"}
         until(lambda: letters(config) == expected)
-        assert backend.taken == ["one", "two", "three"]
+        assert backend.jobs == ["one", "two", "three"]
 
         dlq("fix", config, "rejected/0", "--file", "-", stdin=named("fixed"))
-        until(lambda: "fixed" in backend.taken)
+        until(lambda: "fixed" in backend.jobs)
         assert letters(config) == {"undelivered/0": "permanent"}
 
         again = dlq("replay", config, "--destination", "marquez")["to marquez"]
@@ -164,7 +139,7 @@ def test_letters_of_a_real_gateway_are_fixed_replayed_and_survive_a_kill(
     process, address = start(config)
     try:
         assert dlq("replay", config, "--destination", "marquez")["to marquez"]["delivered"] == 1
-        assert backend.taken.count("bad") == 1
+        assert backend.jobs.count("bad") == 1
         assert letters(config) == {}
     finally:
         process.terminate()

@@ -12,25 +12,26 @@ from pathlib import Path
 
 import pytest
 from tests.graph.lineage import post, request, run_event
-from tests.operate.processes import Backend, GatewayFolder, run_cli
+from tests.operate.processes import GatewayFolder, run_cli
 from tests.patience import PATIENCE_S, until
+from tests.support.backend import HttpBackend
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
-    server = Backend()
+def backend() -> Iterator[HttpBackend]:
+    server = HttpBackend()
     yield server
     server.close()
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, backend: Backend) -> GatewayFolder:
+def gateway(tmp_path: Path, backend: HttpBackend) -> GatewayFolder:
     return GatewayFolder(tmp_path, backend)
 
 
-def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: Backend) -> None:
+def test_it_takes_delivers_tells_and_stops(gateway: GatewayFolder, backend: HttpBackend) -> None:
     statsd = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     statsd.bind(("127.0.0.1", 0))
     statsd.settimeout(PATIENCE_S)
@@ -113,7 +114,7 @@ def test_systemd_hears_of_its_start_its_life_its_reload_and_its_end(
 
 @pytest.mark.slow
 def test_what_waits_at_a_stop_or_a_kill_is_delivered_after_the_next_start(
-    gateway: GatewayFolder, backend: Backend
+    gateway: GatewayFolder, backend: HttpBackend
 ) -> None:
     gateway.tree["drain"] = "200ms"
     gateway.write()
@@ -136,7 +137,7 @@ def test_what_waits_at_a_stop_or_a_kill_is_delivered_after_the_next_start(
 
 
 @pytest.mark.slow
-def test_a_second_signal_stops_at_once(gateway: GatewayFolder, backend: Backend) -> None:
+def test_a_second_signal_stops_at_once(gateway: GatewayFolder, backend: HttpBackend) -> None:
     gateway.tree["drain"] = "600s"
     gateway.write()
     backend.answers.clear()
@@ -157,8 +158,8 @@ def test_a_second_signal_stops_at_once(gateway: GatewayFolder, backend: Backend)
 
 
 @pytest.mark.slow
-def test_a_reload_applies_what_it_can(gateway: GatewayFolder, backend: Backend) -> None:
-    other = Backend()
+def test_a_reload_applies_what_it_can(gateway: GatewayFolder, backend: HttpBackend) -> None:
+    other = HttpBackend()
     try:
         with gateway.running() as process:
             assert post(gateway.address, run_event(job="one"))[0] == 200
@@ -184,7 +185,7 @@ def test_a_reload_applies_what_it_can(gateway: GatewayFolder, backend: Backend) 
 
 @pytest.mark.slow
 def test_a_destination_is_paused_tapped_and_resumed_from_outside(
-    gateway: GatewayFolder, backend: Backend
+    gateway: GatewayFolder, backend: HttpBackend
 ) -> None:
     with gateway.running():
         assert run_cli("destination", "pause", "backend", str(gateway.config)).returncode == 0

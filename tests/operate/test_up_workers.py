@@ -13,21 +13,22 @@ from typing import Any
 import pytest
 from tests.conftest import parent_of
 from tests.graph.lineage import post, request, run_event
-from tests.operate.processes import Backend, GatewayFolder, run_cli
+from tests.operate.processes import GatewayFolder, run_cli
 from tests.patience import PATIENCE_S, until
+from tests.support.backend import HttpBackend
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
-    server = Backend()
+def backend() -> Iterator[HttpBackend]:
+    server = HttpBackend()
     yield server
     server.close()
 
 
 @pytest.fixture
-def gateway(tmp_path: Path, backend: Backend) -> GatewayFolder:
+def gateway(tmp_path: Path, backend: HttpBackend) -> GatewayFolder:
     folder = GatewayFolder(tmp_path, backend)
     folder.tree["workers"] = 2
     folder.tree["nodes"]["backend"]["delivery"]["order"] = "key"
@@ -57,7 +58,7 @@ def send(gateway: GatewayFolder, jobs: list[str]) -> None:
 
 
 def test_workers_share_a_port_are_restarted_and_stop_together(
-    gateway: GatewayFolder, backend: Backend
+    gateway: GatewayFolder, backend: HttpBackend
 ) -> None:
     with gateway.running() as process:
         workers = children_of(process.pid)
