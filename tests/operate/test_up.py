@@ -218,7 +218,7 @@ def test_a_destination_is_paused_tapped_and_resumed_from_outside(
         assert shown["slot"] == "openlineage"
     gone = run_cli("destination", "ls", str(gateway.config))
     assert gone.returncode == 78
-    assert "no gateway runs" in gone.stderr
+    assert "no gateway is running" in gone.stderr
 
 
 @pytest.mark.slow
