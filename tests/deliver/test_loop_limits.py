@@ -93,6 +93,28 @@ def test_a_destination_that_is_down_for_days_loses_its_oldest_and_the_other_gets
     assert stage.outcomes("alive") == {Outcome.ACKED: Totals(len(events), len(events))}
 
 
+def test_what_waited_is_sent_no_faster_than_it_may(stage: Stage) -> None:
+    backend = Backend()
+    events = numbered(20, 500)
+
+    async def main() -> None:
+        for payload in events:
+            await asyncio.to_thread(stage.append, payload)
+        settings = DeliverySettings(max_bytes_per_s=1000)
+        destination = stage.make(settings, name="slow", exporter=backend)
+        task = asyncio.get_running_loop().create_task(destination.run())
+        # Virtual: it passes only when everybody waits for it.
+        began_s = stage.timer.now_s()
+        try:
+            await stage.timer.until(lambda: stage.pending("slow") == 0)
+            assert stage.timer.now_s() - began_s >= 19 * 500 / 1000
+        finally:
+            await stage.stop(destination, task)
+
+    asyncio.run(main())
+    assert backend.taken == events
+
+
 def test_bytes_that_wait_are_bounded_and_the_oldest_go(stage: Stage) -> None:
     dead, alive = Backend(otherwise=fails(DOWN)), Backend()
     settings = DeliverySettings(retention_bytes=1 * MB, read_ahead_bytes=10_000)

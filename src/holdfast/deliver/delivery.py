@@ -84,6 +84,7 @@ class DeliveryLoop:
         # What bounds the load on a destination: lanes are as many as there are keys, sends are
         # not.
         self._slots = asyncio.Semaphore(self._parallel_sends)
+        self._paced_until_s = timer.now_s()
         # One lane writes at a time: `pieces` computes lines from the whole window, and two lanes
         # that did so at once would write the same line twice.
         self._settling = asyncio.Lock()
@@ -269,7 +270,7 @@ class DeliveryLoop:
             return closed_off_s
         if lane.key in self._repeating:
             return None  # or what is repeated might come after what follows it
-        return max(0.0, lane.retry_at_s - now_s)
+        return max(0.0, max(lane.retry_at_s, self._paced_until_s) - now_s)
 
     async def _take_turn(self, lane: DeliveryLane) -> None:
         """Send once from a lane, if nothing came between, and settle what came of it."""
@@ -346,6 +347,9 @@ class DeliveryLoop:
         events = sum([item.event.rows for item in batch])
         self.in_flight_events += events
         self._counters.sends += 1
+        size_bytes = sum(item.ready.size_bytes for item in batch if item.ready)
+        paused_s = self._settings.seconds_for(size_bytes)
+        self._paced_until_s = max(self._paced_until_s, self._timer.now_s()) + paused_s
         for item in batch:
             item.attempts += 1
         try:

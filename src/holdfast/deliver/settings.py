@@ -98,6 +98,9 @@ class DeliverySettings(FileSettings):
     new events for everyone until there is room. By default `drop_oldest` if this destination has a
     limit of its own, and `block` if not."""
 
+    max_bytes_per_s: SizeBytes | None = Field(default=None, ge=1)
+    """How fast payload is sent at most, so that a backend that was away is not flooded by what
+    waited for it; null: as fast as it takes it."""
     send_timeout_s: DurationS = Field(default=30.0, gt=0)
     """How long one send may take."""
     retry_max_s: DurationS = Field(default=60.0, gt=0)
@@ -129,6 +132,10 @@ class DeliverySettings(FileSettings):
         """How much may be read ahead of the oldest event that has no outcome."""
         by_default = KEY_AHEAD_BYTES if self.order == "key" else WINDOW_BYTES
         return self.read_ahead_bytes or by_default
+
+    def seconds_for(self, size_bytes: int) -> float:
+        """Return how long nothing more is sent after so many bytes."""
+        return 0.0 if self.max_bytes_per_s is None else size_bytes / self.max_bytes_per_s
 
     @property
     def retry_initial_s(self) -> float:
