@@ -26,13 +26,13 @@ from holdfast.errors import (
 )
 from holdfast.node.data_node import DataNode
 from holdfast.node.replica import Incoming
-from holdfast.node.service import NodeServer
+from holdfast.node.service import NodeServer, answers_by
 from holdfast.node.settings import DataNodeSettings
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.read.sealed import SealedRead
 from holdfast.remote import FlightSettings, FlightTls, FlightToken, RemoteQuiver
 from holdfast.remote.reader import Secrets
-from holdfast.remote.wire import encode
+from holdfast.remote.wire import encode, reporting
 from holdfast.replica.flight import SLICE_SCHEMA, slice_batch
 from holdfast.replica.messages import AnswerKind, PartAnswer, part_fields
 from holdfast.replica.part import PartId, slices
@@ -310,6 +310,20 @@ def test_scenario_13_a_refused_port_a_hanging_node_and_another_program_are_told(
         location = f"grpc://127.0.0.1:{other.port}"
         with connected(location) as transport, pytest.raises(OwnerGone):
             transport.health()
+
+
+def test_scenario_05_a_sender_that_hangs_up_before_its_answer_is_no_failure_of_the_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (sent, *_) = some_parts()
+
+    class Gone:
+        def write(self, body: bytes) -> None:
+            raise OSError("Unknown error writing metadata.")
+
+    with pytest.raises(flight.FlightError, match="hung up"), reporting():
+        answers_by(Gone())(PartAnswer(sent.part.id, AnswerKind.ACK))
+    assert not caplog.records
 
 
 # --------------------------------------------------------------------- who may call

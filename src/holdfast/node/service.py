@@ -17,7 +17,7 @@ from typing import Any, Self
 import pyarrow as pa
 from pyarrow import flight
 
-from holdfast.errors import BadConfig, BadInput, HoldfastError
+from holdfast.errors import BadConfig, BadInput, HoldfastError, OwnerGone
 from holdfast.node import layout
 from holdfast.node.data_node import DataNode
 from holdfast.node.replica import Incoming
@@ -115,9 +115,7 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
         fields = self._decode(descriptor.command or b"")
         parts = decode_parts(fields)
 
-        def answer(one: PartAnswer) -> None:
-            writer.write(encode(one.to_fields()))
-
+        answer = answers_by(writer)
         pieces = (
             one for chunk in reader if chunk.data is not None for one in batch_slices(chunk.data)
         )
@@ -205,6 +203,22 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
                 f"a request of {len(body)} bytes", hint="send less, or raise flight.max_message"
             )
         return Fields.decode(memoryview(body))
+
+
+def answers_by(writer: flight.FlightMetadataWriter) -> Callable[[PartAnswer], None]:
+    """Return how the parts of a put are answered."""
+
+    def answer(one: PartAnswer) -> None:
+        try:
+            writer.write(encode(one.to_fields()))
+        except OSError as error:
+            # It gave up, or died. What was adopted stays so, and is told when it is offered again.
+            raise OwnerGone(
+                f"the sender hung up before it was told {one.kind} for part {one.part}",
+                hint="offer the part again",
+            ) from error
+
+    return answer
 
 
 class _PutReceiver:
