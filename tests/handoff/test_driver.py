@@ -15,8 +15,9 @@ import pytest
 from tests.node.serving import served
 from tests.patience import PATIENCE_S, until
 
-from holdfast.errors import BadInput, OwnerGone
+from holdfast.errors import BadInput, OwnerGone, StorageFailed
 from holdfast.handoff import driver as driver_module
+from holdfast.handoff import sender as sender_module
 from holdfast.handoff.driver import HandoffDriver
 from holdfast.handoff.fake import FakeNode, FakeTransport
 from holdfast.handoff.monitor import MonitorSettings
@@ -24,6 +25,8 @@ from holdfast.handoff.scheduler import SchedulerSettings
 from holdfast.handoff.sender import Handoff, HandoffSettings
 from holdfast.handoff.worker import WorkerSettings
 from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.quiver.read.parts import waiting_segments
+from holdfast.quiver.segments.segment import Segment
 from holdfast.remote import ClientSettings
 from holdfast.replica.flight import FlightTransport
 from holdfast.replica.part import part_id
@@ -198,6 +201,59 @@ def test_a_node_that_nobody_can_connect_to_holds_back_only_what_it_owns(
         until(lambda: quiver.waiting("node.b") == owned, "that the rest is resolved for it")
         assert "nobody knows where it is" in str(handoff.monitor.last_error("b"))
         driver.close(PATIENCE_S)
+
+
+def test_what_waits_for_an_orphan_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+
+    def counted(*given: Any) -> Iterator[Segment]:
+        for segment in waiting_segments(*given):
+            looked.append(segment.summary.first_seq)
+            yield segment
+
+    monkeypatch.setattr(sender_module, "waiting_segments", counted)
+    with Quiver.open(tmp_path / "quiver", QuiverConfig(control=False)) as quiver:
+        handoff = Handoff(quiver, Seam(), replace(QUICK, replicas=1, block_seqs=1))
+        handoff.configure(["a", "b"])
+        seal(quiver, 4)
+        handoff.configure(["a"])
+        seal(quiver, 2)
+        handoff.filter_orphans()
+        assert looked == [0, 1, 2, 3, 4, 5]
+        # It owns nothing of what came since it is an orphan.
+        owners = handoff.membership.owners
+        owned = [n for n in range(4) if "b" in owners.owners(quiver.quiver_id, n, n + 1)]
+        assert quiver.waiting("node.b") == owned
+        looked.clear()
+        handoff.filter_orphans()
+        assert looked == []
+        seal(quiver, 1)
+        handoff.filter_orphans()
+        assert looked == [6]
+        handoff.close()
+
+
+def test_a_disk_that_fails_ends_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "IDLE_S", 0.05)
+    failures = [StorageFailed("the disk is full", hint=""), OSError("I/O error")]
+
+    def fail(handoff: Handoff) -> None:
+        if failures:
+            raise failures.pop()
+
+    node = FakeNode("node-a")
+    with sending(tmp_path, {"a": FakeTransport(lambda: node)}) as handoff:
+        until(lambda: handoff.healthy_nodes() == {"a"}, "that it is met")
+        monkeypatch.setattr(Handoff, "filter_orphans", fail)
+        until(lambda: not failures, "that both failures are met")
+        asked = len(node.history)
+        seal(handoff.quiver, 1)
+        until(lambda: is_done(handoff), "that it is asked and sent to all the same")
+        assert len(node.history) == asked + 1
+        node.is_up = False
+        until(lambda: handoff.healthy_nodes() == set(), "that its prober lives")
 
 
 def test_a_stop_that_is_to_hurry_waits_for_no_call(tmp_path: Path) -> None:

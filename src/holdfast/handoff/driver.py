@@ -108,7 +108,12 @@ class HandoffDriver:
                     continue
                 with contextlib.closing(transport):
                     while not self._is_over(task) and self._moves[name] == moves:
-                        self._turn(task, transport)
+                        try:
+                            self._turn(task, transport)
+                        except (HoldfastError, OSError) as error:
+                            # The ledger could not be written, say: that may be mended, too.
+                            log.warning("data node %r: %s; it is tried again", name, error)
+                            self._closing.wait(IDLE_S)
         except Exception:
             log.exception("the thread of data node %r ended; its parts wait", name)
 

@@ -67,6 +67,8 @@ class Handoff:
         self.probers: dict[str, Prober] = {}
         self._seam = seam
         self._configured: frozenset[str] = frozenset()
+        # Of nodes without a worker: up to where it was looked who owns what, under which owners.
+        self._looked: dict[str, tuple[Owners, int, int]] = {}
         identity = identity_or_none(seam.disk, quiver.directory)
         # What parts of this quiver are called by: its own id, and those from before a restore.
         self.quiver_ids = (quiver.quiver_id, *(() if identity is None else identity.former_ids))
@@ -305,14 +307,18 @@ class Handoff:
                 subscriber = subscriber_of(name)
                 if subscriber not in self.quiver.subscribers():
                     continue
-                state = self.quiver.subscriber(subscriber)
-                for segment in list(waiting_segments(self.quiver.segments(), state)):
+                state, owners = self.quiver.subscriber(subscriber), self.membership.owners
+                # What was looked at under these owners is not looked at again: it may be much.
+                looked = self._looked.get(name)
+                end = looked[2] if looked and looked[:2] == (owners, state.reopened) else 0
+                for segment in list(waiting_segments(self.quiver.segments(), state, end)):
                     summary = segment.summary
-                    part = (summary.quiver_id, summary.first_seq, summary.last_seq + 1)
-                    if name not in self.membership.owners.owners(*part):
+                    end = summary.last_seq + 1
+                    if name not in owners.owners(summary.quiver_id, summary.first_seq, end):
                         self.quiver.resolve_segment(
                             subscriber, segment, Outcome.FILTERED, "not an owner"
                         )
+                self._looked[name] = (owners, state.reopened, end)
 
     def close(self) -> None:
         """Detach from the quiver; what waits, waits."""
