@@ -17,7 +17,7 @@ from tests.node.serving import served
 from tests.node.test_process import running
 from tests.patience import PATIENCE_S, until
 
-from holdfast.errors import BadInput, Overloaded, OwnerGone
+from holdfast.errors import BadInput, NotAccepted, Overloaded, OwnerGone
 from holdfast.handoff.fake import FakeNode, FakeTransport
 from holdfast.handoff.scheduler import MIB
 from holdfast.handoff.sender import Handoff, HandoffSettings
@@ -89,25 +89,24 @@ def test_scenario_19_appends_of_many_threads_hold_the_cap_and_the_account_stays_
     with Quiver.open(ROOT, config, seam=seam) as quiver:
         handoff = Handoff(quiver, seam, HandoffSettings(subscriber=options))
         handoff.configure(["a"])
-        refused = []
 
         def fill() -> None:
-            try:
-                while True:
+            while quiver.refusal() is None:
+                # Also what only took too long on a busy machine is tried again.
+                with contextlib.suppress(NotAccepted):
                     quiver.append_raw([bytes(100_000)])
                     quiver.flush(PATIENCE_S)
-            except Overloaded as error:
-                refused.append(error)
 
         threads = [threading.Thread(target=fill) for _ in range(20)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(refused) == 20
+        assert isinstance(quiver.refusal(), Overloaded)
+        quiver.flush(PATIENCE_S)
         segments = quiver.segments()
         # What is above the cap is what was sealed last: one event of each thread at most.
-        assert CAP - MIB < sum(one.disk_bytes for one in segments) <= CAP + 20 * 120_000
+        assert CAP // 2 < sum(one.disk_bytes for one in segments) <= CAP + 20 * 120_000
         before = backlog_statistics(handoff, 0)
         for _ in range(1000):
             handoff.configure(["a"])
@@ -118,7 +117,7 @@ def test_scenario_19_appends_of_many_threads_hold_the_cap_and_the_account_stays_
         (after,) = backlog_statistics(handoff, 0)
         assert (after.pending_parts, after.pending_bytes) == (0, 0)
         assert quiver.balance("node.a").holds
-        quiver.append_raw([b"there is room again"])
+        until(lambda: quiver.refusal() is None, "that there is room again")
         handoff.close()
 
 
