@@ -338,6 +338,14 @@ def test_scenario_04_a_node_that_goes_while_it_is_compared_is_one_that_was_not(s
             first, unknown = asked(sim, action)
             assert (first["next"], unknown["node"]) == (None, "b")
             assert "it went" in unknown["problem"]
+
+    def gone(node: FakeNode, parts: Any) -> Any:
+        raise OwnerGone("the other one went", hint="wait")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeNode, "offer", gone)
+        _, unknown, failed = asked(sim, "repair")
+        assert (unknown["node"], failed["answer"]) == ("a", "failed")
     assert [record.get("part") for record in asked(sim, "repair")] == [None, str(part)]
     assert sim.has("a") == {part}
 

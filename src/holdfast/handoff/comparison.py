@@ -115,6 +115,11 @@ class NodeStatements:
         holdings = {one.quiver_id: one for one in health.holdings}
         self.asked[name] = AskedNode(health.node_id, transport, holdings)
 
+    def went(self, name: str, error: HoldfastError) -> None:
+        """Note that a node that answered does not any more."""
+        del self.asked[name]
+        self.unknown[name] = str(error)
+
     def __enter__(self) -> Self:
         return self
 
@@ -270,8 +275,7 @@ def list_parts(
         try:
             listed = list(islice(all_parts(node.transport, node.node_id, quiver_id, ranges), limit))
         except HoldfastError as error:
-            del statements.asked[name]
-            statements.unknown[name] = str(error)
+            statements.went(name, error)
             continue
         if len(listed) == limit:
             ends.append(listed[-1].part.id.end_seq)

@@ -31,7 +31,7 @@ from holdfast.handoff.membership import subscriber_of
 from holdfast.handoff.sender import Handoff
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.replica.messages import RESOLVED, AnswerKind, ListedPart, PartAnswer
-from holdfast.replica.part import Part, PartId, part_id
+from holdfast.replica.part import PartId, part_id
 from holdfast.seam.clock import Clock
 
 # How long one turn works, and how many parts of one gap it looks at.
@@ -110,6 +110,8 @@ def _fill(
             done.parts.append(brought)
             if gap.outcome == DAMAGED_HERE and brought.answer in RESOLVED:
                 _release(statements.handoff, gap)
+            if gap.node not in statements.asked:
+                return
             yield part.end_seq
         if page.next_seq is None:
             return
@@ -141,35 +143,36 @@ def _reopen(handoff: Handoff, gap: NodeGap, missing: IntervalSet) -> list[PartId
 
 
 def _bring(
-    statements: NodeStatements, node: str, part_id_: PartId, holders: dict[str, ListedPart]
+    statements: NodeStatements, node: str, part: PartId, holders: dict[str, ListedPart]
 ) -> RepairedPart:
     """Put a part to a node from the first that gives it whole."""
-    source, answer, problems = "", None, []
-    for source, listed in holders.items():
+    taking, problems = statements.asked[node], []
+    try:
+        (answer,) = taking.transport.offer(taking.node_id, [next(iter(holders.values())).part])
+    except HoldfastError as error:
+        # Whatever else it lacks, it cannot be brought now.
+        statements.went(node, error)
+        return RepairedPart(node, part, "", "failed", str(error))
+    if answer.kind is not AnswerKind.NEED:
+        return RepairedPart(node, part, "", str(answer.kind), answer.reason)
+    for source in holders:
         try:
-            answer = _relay(statements, node, source, listed.part)
+            answer = _relay(statements, node, source, part)
         except HoldfastError as error:
             problems.append(f"{source}: {error}")
             continue
         if answer.kind is not AnswerKind.RETRY:
-            break
+            return RepairedPart(node, part, source, str(answer.kind), answer.reason)
         problems.append(f"{source}: {answer.reason}")
-    if answer is None:
-        return RepairedPart(node, part_id_, "", "failed", "; ".join(problems))
-    if answer.kind in RESOLVED:
-        return RepairedPart(node, part_id_, source, str(answer.kind))
-    return RepairedPart(node, part_id_, source, str(answer.kind), answer.reason)
+    return RepairedPart(node, part, "", "failed", "; ".join(problems))
 
 
-def _relay(statements: NodeStatements, node: str, source: str, part: Part) -> PartAnswer:
-    """Offer a part to a node, and if it is needed fetch it and put it."""
+def _relay(statements: NodeStatements, node: str, source: str, part: PartId) -> PartAnswer:
+    """Fetch a part from one node and put it to another."""
     giving, taking = statements.asked[source], statements.asked[node]
-    (offered,) = taking.transport.offer(taking.node_id, [part])
-    if offered.kind is not AnswerKind.NEED:
-        return offered
-    fetched = giving.transport.fetch(giving.node_id, part.id)
+    fetched = giving.transport.fetch(giving.node_id, part)
     (answer,) = taking.transport.send(taking.node_id, [fetched])
     with statements.handoff.lock:
         # What is sent here, catch-up has to leave.
-        statements.handoff.scheduler.sent_live(node, part.size_bytes)
+        statements.handoff.scheduler.sent_live(node, fetched.part.size_bytes)
     return answer
