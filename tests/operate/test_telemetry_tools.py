@@ -67,8 +67,13 @@ def test_a_tap_shows_requests_as_json() -> None:
     taps.read("out", 0)
     signal = signal_named("traces")
     assert signal is not None
-    for body in (BODIES[0], b"\xff"):
+    large = request(KIND, random.Random(9), items=100)
+    for body in (BODIES[0], b"\xff", large, bytes(2**21)):
         taps.see("out", Event("q", (0, 0), KIND.slot, body, {}, 0, "traces", signal.read))  # type: ignore[arg-type]
-    good, bad = taps.read("out", 0)["events"]
-    assert orjson.loads(good["payload"]) == request_document(KIND, BODIES[0])
-    assert orjson.loads(bad["payload"]) == {"not_otlp": "/w=="}
+    good, bad, cut, largest = (one["payload"] for one in taps.read("out", 0)["events"])
+    assert orjson.loads(good) == request_document(KIND, BODIES[0], 3)
+    assert orjson.loads(bad) == {"not_otlp": "/w=="}
+    (first, *_), more = orjson.loads(cut)["resourceSpans"], orjson.loads(cut)["more"]
+    assert len(first["scopeSpans"][0]["spans"]) == 3
+    assert more in (97, 197)
+    assert largest == "2097152 bytes of traces: too large to be shown"

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import orjson
+
 from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.exporter import Exporter
 from holdfast.deliver.settings import DeliverySettings
@@ -24,6 +26,9 @@ from holdfast.signals.signal import RAW_EVENTS, Signal
 SAMPLES_PER_S = 20
 SAMPLES_MAX = 200
 PAYLOAD_BYTES_MAX = 4096
+# What is not JSON is read up to this size (some milliseconds), and of it so many items are shown.
+READ_BYTES_MAX = 1024 * 1024
+ITEMS_SHOWN_MAX = 3
 # Of each slot of a bundle of record batches.
 ROWS_SHOWN_MAX = 3
 # A tap that nobody asked for this long is closed.
@@ -119,9 +124,16 @@ def _sample(event: Unit) -> dict[str, Any]:
 
 
 def _shown(event: Event) -> tuple[str, str]:
-    """Return the beginning of an event; one that is not JSON as JSON, if it is small enough."""
-    is_shown_as_json = event.read is not None and len(event.payload) <= PAYLOAD_BYTES_MAX
-    text = event.json_text if is_shown_as_json else event.payload
+    """Return the beginning of an event, as JSON if it is not, and can be read fast."""
+    if event.read is None:
+        text = event.payload
+    elif len(event.payload) <= READ_BYTES_MAX:
+        text = orjson.dumps(event.read(event.payload, ITEMS_SHOWN_MAX))
+    else:
+        text = b"%d bytes of %s: too large to be shown" % (
+            len(event.payload),
+            event.signal.encode(),
+        )
     return event.slot, text[:PAYLOAD_BYTES_MAX].decode("utf-8", "replace")
 
 

@@ -9,9 +9,9 @@ rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import orjson
 import pyarrow as pa
@@ -22,6 +22,13 @@ NO_HEADERS: Mapping[str, str] = {}
 # The signal of a raw slot that no registered signal claims.
 RAW_SIGNAL = "raw"
 _NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11")
+
+
+class DocumentReader(Protocol):
+    """Makes a JSON document of a payload that is not JSON."""
+
+    def __call__(self, payload: bytes, items_max: int | None = None) -> Any:
+        """Return the document; of a payload with more items, the first, if that is asked for."""
 
 
 @dataclass(slots=True)
@@ -36,7 +43,7 @@ class Event:
     ingestion_ns: int
     signal: str = RAW_SIGNAL
     # What makes a document of a payload that is not JSON itself.
-    read: Callable[[bytes], Any] | None = field(default=None, repr=False, compare=False)
+    read: DocumentReader | None = field(default=None, repr=False, compare=False)
     # How many rows of its bundle it stands for.
     rows: ClassVar[int] = 1
     _document: Any = field(default=None, repr=False, compare=False)
@@ -112,7 +119,7 @@ def events_of(
     quiver_id: str,
     signal: str = RAW_SIGNAL,
     first_row: int = 0,
-    read: Callable[[bytes], Any] | None = None,
+    read: DocumentReader | None = None,
 ) -> list[Event]:
     """Return the events of a bundle of raw payloads, from `first_row` on."""
     ((slot, batch),) = bundle.slots.items()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from holdfast.quiver import Extractor
 from holdfast.quiver.base.frame import FrameKind
-from holdfast.signals.event import RAW_SIGNAL, Event
+from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
 from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -76,7 +76,7 @@ def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
     return _RAW if kind is FrameKind.RAW else ROWS
 
 
-def readers() -> dict[str, Callable[[bytes], object]]:
+def readers() -> dict[str, DocumentReader]:
     """Return what makes JSON documents of payloads that are not JSON, by slot."""
     return {
         slot: signal.read

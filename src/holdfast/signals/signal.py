@@ -21,7 +21,7 @@ from typing import Any
 
 from holdfast.quiver import Bundle, Extractor
 from holdfast.quiver.base.frame import FrameKind
-from holdfast.signals.event import Unit, arrow_data_of, events_of
+from holdfast.signals.event import DocumentReader, Unit, arrow_data_of, events_of
 
 
 class Form(StrEnum):
@@ -54,7 +54,7 @@ class Signal:
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
     # None: one unit for each raw event, or one for all slots of an Arrow bundle.
     split: Split | None = None
-    read: Callable[[bytes], Any] | None = None
+    read: DocumentReader | None = None
 
     def units(self, bundle: Bundle, quiver_id: str, first_row: int) -> Sequence[Unit]:
         """Return what of a bundle is to be delivered, from `first_row` on."""

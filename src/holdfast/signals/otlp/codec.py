@@ -42,7 +42,7 @@ class RequestContents(NamedTuple):
 def check(kind: OtlpKind, body: bytes) -> int:
     """Return how many items a request has; raises `NotOtlp`. Every byte of it is looked at."""
     try:
-        return sum(map(len, _item_lists(kind, REQUESTS[kind].FromString(body))))
+        return sum(map(len, item_lists(kind, REQUESTS[kind].FromString(body))))
     except DecodeError as error:
         if _NO_MEMORY in str(error):
             raise TooMuchMemory from error
@@ -56,7 +56,7 @@ def contents(kind: OtlpKind, body: bytes) -> RequestContents:
     except DecodeError as error:
         raise NotOtlp("this is not a valid protobuf message of the kind") from error
     times: list[int] = []
-    for items in _item_lists(kind, request):
+    for items in item_lists(kind, request):
         if kind is OtlpKind.TRACES:
             times += [span.end_time_unix_nano for span in items]
         elif kind is OtlpKind.METRICS:
@@ -80,7 +80,7 @@ def _resources(kind: OtlpKind, request: Any) -> Any:
     return request.resource_metrics if kind is OtlpKind.METRICS else request.resource_logs
 
 
-def _item_lists(kind: OtlpKind, request: Any) -> Iterator[Any]:
+def item_lists(kind: OtlpKind, request: Any) -> Iterator[Any]:
     """Yield the lists that hold the items."""
     for resource in _resources(kind, request):
         if kind is OtlpKind.TRACES:
@@ -92,9 +92,10 @@ def _item_lists(kind: OtlpKind, request: Any) -> Iterator[Any]:
         else:
             for scope in resource.scope_metrics:
                 for metric in scope.metrics:
-                    # One of them at most has any; the set fields are asked for in one call.
+                    # One of its fields at most has any; asking for all that are set is one call.
                     for _, data in metric.ListFields():
-                        yield getattr(data, "data_points", ())
+                        if (points := getattr(data, "data_points", None)) is not None:
+                            yield points
 
 
 def _services(kind: OtlpKind, request: Any) -> Iterator[str]:

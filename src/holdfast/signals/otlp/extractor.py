@@ -84,10 +84,10 @@ def _lists(values: Sequence[Sequence[int | None]]) -> pa.Array:
     return pa.ListArray.from_arrays(ends, numbers([*chain.from_iterable(values)], _TIME))
 
 
-def document_reader(kind: OtlpKind) -> Callable[[bytes], Any]:
+def document_reader(kind: OtlpKind) -> Callable[..., Any]:
     """Return what makes OTLP's JSON of a stored request; bytes that are none are shown as such."""
 
-    def read(payload: bytes) -> Any:
+    def read(payload: bytes, items_max: int | None = None) -> Any:
         try:
             from holdfast.signals.otlp.json_form import request_document
         except ModuleNotFoundError:
@@ -96,7 +96,7 @@ def document_reader(kind: OtlpKind) -> Callable[[bytes], Any]:
         from holdfast.signals.otlp.problem import NotOtlp
 
         try:
-            return request_document(kind, payload)
+            return request_document(kind, payload, items_max)
         except NotOtlp:
             return {"not_otlp": base64.b64encode(payload).decode()}
 

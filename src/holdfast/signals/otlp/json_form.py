@@ -24,6 +24,7 @@ import orjson
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from holdfast.signals.otlp.codec import item_lists
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp
@@ -68,12 +69,29 @@ def to_document(message: Message) -> dict[str, Any]:
     }
 
 
-def request_document(kind: OtlpKind, body: bytes) -> dict[str, Any]:
-    """Return a stored request as OTLP's JSON has it, for people to read; raises `NotOtlp`."""
+def request_document(kind: OtlpKind, body: bytes, items_max: int | None = None) -> dict[str, Any]:
+    """Return a stored request as OTLP's JSON has it, for people to read; raises `NotOtlp`.
+
+    Of one that has more than `items_max` items, the first; how many more there are stands beside
+    them, as `more`.
+    """
     try:
-        return to_document(REQUESTS[kind].FromString(body))
+        request = REQUESTS[kind].FromString(body)
     except DecodeError as error:
         raise NotOtlp("this is not a valid protobuf message of the kind") from error
+    left_out = 0 if items_max is None else _leave_first(kind, request, items_max)
+    return {**to_document(request), "more": left_out} if left_out else to_document(request)
+
+
+def _leave_first(kind: OtlpKind, request: Message, items_max: int) -> int:
+    """Remove all items but the first, and return how many."""
+    removed = 0
+    for items in item_lists(kind, request):
+        kept = min(len(items), items_max)
+        items_max -= kept
+        removed += len(items) - kept
+        del items[kept:]
+    return removed
 
 
 # ------------------------------------------------------------------------ from JSON
