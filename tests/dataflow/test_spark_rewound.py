@@ -18,7 +18,7 @@ from tests.dataflow.quivers import CONFIG_NAME, Row, fill
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
-from holdfast.errors import PipelineFailed
+from holdfast.errors import BadConfig, PipelineFailed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +118,6 @@ def test_the_state_of_another_pipeline_is_refused(world: World) -> None:
     world.feed()
     world.run(flat())
     world.feed()
-    with pytest.raises(PipelineFailed, match=r"checkpoint is of subscriber 'stats.events'"):
+    with pytest.raises(BadConfig, match=r"checkpoint is of subscriber 'stats.events'"):
         world.run(flat(), name="others")
     assert world.column("number") == Counter(range(10))

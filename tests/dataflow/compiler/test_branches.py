@@ -220,7 +220,7 @@ def test_a_closed_pipeline_and_one_with_other_windows_are_refused(
     one = bench(windowed("10s"))
     one.feed("events", rows((1.0, "k", 1)))
     one.run()
-    with pytest.raises(BadConfig, match="of other reduces"):
+    with pytest.raises(BadConfig, match="sums has other window than before"):
         PipelineHarness(windowed("20s"), tmp_path, session=spark).run()
     one.close()
     with pytest.raises(BadConfig, match="was closed"):

@@ -19,6 +19,7 @@ from holdfast.dataflow.compiler.cuts import APART
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, read_record, write_record
 from holdfast.dataflow.driver.run import with_partitions
+from holdfast.dataflow.source.checkpoint import Offset
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.errors import BadConfig
 
@@ -235,3 +236,17 @@ def test_a_query_that_never_began_is_free(tmp_path: Path) -> None:
     found = recorded_plan("p", one, tmp_path)
     assert found is not None
     assert (found.queries, found.vertices, found.reduces) == ([], {}, {})
+
+
+def test_the_state_of_a_pipeline_with_another_name_is_refused(tmp_path: Path) -> None:
+    """Its sources counted as added ones: they began anew, beside state that held their rows."""
+    one = pipeline("ev -> ra", "ra -> fa", ev=EVENTS, ra=TENS, fa="sink")
+    write_record(tmp_path, begun(one))
+    (query,) = begun(one).queries
+    offsets = tmp_path / query.name / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    of_ours = json.dumps(Offset("p.ev", {}).to_fields())
+    (offsets / "0").write_text("\n".join(("v1", "{}", of_ours)))
+    assert recorded_plan("p", one, tmp_path) is not None
+    with pytest.raises(BadConfig, match=r"the checkpoint is of subscriber 'p\.ev'"):
+        recorded_plan("q", one, tmp_path)

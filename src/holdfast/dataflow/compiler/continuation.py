@@ -16,10 +16,11 @@ the reduces is still the recorded one or can be made so; and compared with what 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.dataflow.compiler.places import subscriber
 from holdfast.dataflow.compiler.plan import Output, Plan, Query, make_plan, unused
 from holdfast.dataflow.compiler.recorded import (
     RecordedPlan,
@@ -295,12 +296,30 @@ def recorded_plan(name: str, pipeline: PipelineSettings, state_dir: Path) -> Rec
     found = read_record(state_dir) or earlier_record(name, pipeline, state_dir)
     if found is None:
         return None
-    idle = {
-        query.name
-        for query in found.queries
-        if Checkpoint(str(state_dir / query.name / "checkpoint")).last_planned() is None
-    }
+    idle = set()
+    for query in found.queries:
+        checkpoint = Checkpoint(str(state_dir / query.name / "checkpoint"))
+        newest = checkpoint.last_planned()
+        if newest is None:
+            idle.add(query.name)
+        else:
+            _check_owner(name, checkpoint.offsets(newest), state_dir)
     return found.without(idle)
+
+
+def _check_owner(name: str, subscribers: Iterable[str], state_dir: Path) -> None:
+    """Refuse the state of a pipeline with another name.
+
+    Its sources would count as added ones and begin anew, beside windows that hold their rows.
+    """
+    for one in subscribers:
+        if not one.startswith(subscriber(name, "")):
+            raise BadConfig(
+                f"the checkpoint is of subscriber {one!r}, which is not a source of {name}",
+                hint=f"give the pipeline its former name, or move {state_dir} away: a pipeline "
+                "without state resumes where its subscribers are",
+                path=str(state_dir),
+            )
 
 
 def earlier_record(name: str, pipeline: PipelineSettings, state_dir: Path) -> RecordedPlan | None:
