@@ -61,8 +61,8 @@ class Block:
     waits: list[str] = field(default_factory=list)
 
 
-def blocks() -> Iterator[Block]:
-    for found in _BLOCK.finditer(GUIDE.read_text()):
+def blocks(guide: Path = GUIDE) -> Iterator[Block]:
+    for found in _BLOCK.finditer(guide.read_text()):
         after = _AFTER.findall(found["after"])
         yield Block(
             found["mark"] or "",
