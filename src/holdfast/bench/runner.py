@@ -32,6 +32,8 @@ from holdfast.bench.scale import (
     GATEWAY_QUICK,
     HANDOFF_FULL,
     HANDOFF_QUICK,
+    OTEL_FULL,
+    OTEL_QUICK,
     QUIVER_FULL,
     QUIVER_QUICK,
     STORE_FULL,
@@ -81,6 +83,8 @@ def load(name: str) -> Benchmark:
             return _quiver()
         case "gateway":
             return _gateway()
+        case "otel":
+            return _otel()
         case "dataflow":
             return _dataflow()
         case "handoff":
@@ -127,6 +131,14 @@ def _gateway() -> Benchmark:
         Bar("validation_vs_parse", at_most=3.0),
     )
     return Benchmark(sections, bars, GATEWAY_FULL, GATEWAY_QUICK)
+
+
+def _otel() -> Benchmark:
+    # Beside `grpcio`, which is the peer and the client here, and nothing that Holdfast listens by.
+    from holdfast.bench.otel_accept import measure_otel_accept
+
+    bars = (Bar("grpc_vs_plain", at_most=2.5), Bar("http_vs_plain", at_most=1.5))
+    return Benchmark((measure_otel_accept,), bars, OTEL_FULL, OTEL_QUICK)
 
 
 def _dataflow() -> Benchmark:

@@ -201,3 +201,16 @@ DATAFLOW_FULL = DataflowScale(
     rounds=7, rows=3_000_000, python_rows=200_000, batches=16, idle_s=20.0
 )
 DATAFLOW_QUICK = DataflowScale(rounds=1, rows=60_000, python_rows=20_000, batches=3, idle_s=2.0)
+
+
+@dataclass(frozen=True)
+class OtelScale:
+    """Sizes of the measurements of telemetry."""
+
+    rounds: int
+    # Of each load.
+    seconds: float
+
+
+OTEL_FULL = OtelScale(rounds=7, seconds=5.0)
+OTEL_QUICK = OtelScale(rounds=2, seconds=0.5)

@@ -20,7 +20,6 @@ not read what we write, nothing of it is read.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
@@ -56,8 +55,6 @@ _GOAWAY_BYTES_MIN = 8
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 ErrorCodes = h2.errors.ErrorCodes
-
-log = logging.getLogger("holdfast.grpc")
 
 
 class Side(Protocol):
