@@ -148,9 +148,9 @@ def exporters(server: RunningOtlp, transport: str, *, packs: bool) -> tuple[Any,
     url = server.receiver.addresses[1]
     packing = HttpCompression.Gzip if packs else HttpCompression.NoCompression
     return (
-        HttpSpans(endpoint=f"{url}/v1/traces", compression=packing),
-        HttpMetrics(endpoint=f"{url}/v1/metrics", compression=packing),
-        HttpLogs(endpoint=f"{url}/v1/logs", compression=packing),
+        HttpSpans(endpoint=f"{url}/v1/traces", compression=packing, timeout=PATIENCE_S),
+        HttpMetrics(endpoint=f"{url}/v1/metrics", compression=packing, timeout=PATIENCE_S),
+        HttpLogs(endpoint=f"{url}/v1/logs", compression=packing, timeout=PATIENCE_S),
     )
 
 
@@ -162,10 +162,12 @@ def send_one_of_each(spans: Any, metrics: Any, logs: Any) -> None:
     with tracing.get_tracer("tests").start_as_current_span("pay") as span:
         span.set_attribute("amount", 7)
     tracing.shutdown()
-    reader = PeriodicExportingMetricReader(metrics, export_interval_millis=float("inf"))
+    reader = PeriodicExportingMetricReader(
+        metrics, export_interval_millis=float("inf"), export_timeout_millis=PATIENCE_S * 1000
+    )
     metering = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
     metering.get_meter("tests").create_counter("payments").add(2)
-    metering.force_flush()
+    metering.force_flush(PATIENCE_S * 1000)
     metering.shutdown()
     logging_in = LoggerProvider(resource=resource, shutdown_on_exit=False)
     logging_in.add_log_record_processor(SimpleLogRecordProcessor(logs))

@@ -273,9 +273,12 @@ class RunningOtlp(Running):
         self.receiver = receiver(place, **settings)
 
 
-def test_verdicts_over_the_wire_are_those_of_the_check(place: Place) -> None:
+@pytest.mark.parametrize(
+    "count", [WIRE_MUTANTS, pytest.param(20_000, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_verdicts_over_the_wire_are_those_of_the_check(place: Place, count: int) -> None:
     chance = random.Random(7)
-    bodies = [mutated(TRACES, chance) for _ in range(WIRE_MUTANTS)]
+    bodies = [mutated(TRACES, chance) for _ in range(count)]
     server = RunningOtlp(place)
     server.start()
     try:
