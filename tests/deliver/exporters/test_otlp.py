@@ -212,11 +212,18 @@ def test_one_resource_that_is_too_large_is_told(collector: Collector) -> None:
     ],
 )
 def test_every_code_has_its_class(code: StatusCode, message: str, kind: FailureClass) -> None:
-    failure = failure_of_call(CallFailed(code, message, retry_after_s=3.0, maybe_done=True))
+    failure = failure_of_call(CallFailed(code, message, retry_after_s=3.0))
     assert (failure.kind, failure.code) == (kind, code.name)
     assert not message or message not in failure.reason
     if kind is FailureClass.TRANSIENT:
-        assert (failure.retry_after_s, failure.maybe_delivered) == (3.0, True)
+        assert (failure.retry_after_s, failure.maybe_delivered) == (3.0, False)
+
+
+def test_a_connection_that_ended_is_not_called_an_answer() -> None:
+    ended = CallFailed(StatusCode.UNAVAILABLE, "the connection ended", maybe_done=True)
+    failure = failure_of_call(ended)
+    assert (failure.kind, failure.maybe_delivered) == (FailureClass.TRANSIENT, True)
+    assert failure.reason == "no usable answer: the connection ended"
 
 
 def test_what_a_backend_asks_to_wait_is_passed_on(collector: Collector) -> None:

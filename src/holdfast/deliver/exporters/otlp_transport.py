@@ -163,6 +163,9 @@ class HttpTransport:
 def failure_of_call(failed: CallFailed) -> Failure:
     """Return what the status of a call means. The server's text is never quoted."""
     code, said = failed.code.name, f"the backend answered {failed.code.name}"
+    if failed.maybe_done:
+        # Not an answer: these words are our client's own.
+        said = f"no usable answer: {failed.message}"
     if failed.code in _AUTH_CODES:
         return Failure(FailureClass.AUTH, f"{said}; check the credentials", code)
     if failed.code is StatusCode.INVALID_ARGUMENT:
