@@ -4,6 +4,10 @@ In a quiver the payload is the event itself, untouched, in the slot it had. Ever
 the stored headers, under the names of the fields (docs/format/dead-letter.md). Every text has a
 bound, so that a letter is never much larger than its event, and credentials are left out here, at
 the one place that every letter passes.
+
+Fields are read more forgivingly than they are written: a letter of another version, or one whose
+headers somebody edited, is still listed, and its payload can be taken out, which is the point of
+it.
 """
 
 from __future__ import annotations
@@ -55,7 +59,12 @@ SECRET_NAMES = (
 
 
 def safe_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers that may be stored: no credentials, and bounded in number and length."""
+    """Return the headers that may be stored: no credentials, and bounded in number and length.
+
+    Names are compared by what they contain, so `X-Api-Key` and `my_session_id` are left out
+    without anybody having listed them. That drops a few harmless headers; storing one credential
+    is worse.
+    """
     safe = [
         (_text(name, WORD_CHARACTERS_MAX), _text(value, TEXT_CHARACTERS_MAX))
         for name, value in itertools.islice(headers.items(), HEADERS_LOOKED_AT_MAX)
@@ -186,6 +195,8 @@ class Letter:
 
 def parse_position(position: str | None) -> tuple[str, int, int]:
     """Return quiver id, seq and row of a position in a letter."""
+    # Refused, not guessed at: a made-up position would be an idempotency key under which the
+    # destination has never seen the event.
     parts = (position or "").split("/")
     if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):  # noqa: PLR2004
         raise BadInput(
@@ -227,13 +238,20 @@ def _bounded(problems: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def _how_many(sizes: Sequence[int], count_max: int, total_max: int) -> int:
-    """Return how many of the first stay within both bounds."""
+    """Return how many of the first stay within both bounds.
+
+    Sums only grow, so the number of those within the bound is also where the first is cut off.
+    """
     within = [total <= total_max for total in itertools.accumulate(sizes[:count_max])]
     return sum(within)
 
 
 def _text(text: str, characters_max: int) -> str:
-    """Return a text that UTF-8 can hold, cut where it is too long."""
+    """Return a text that UTF-8 can hold, cut where it is too long.
+
+    A lone surrogate, as JSON may bring it in an escape, becomes a question mark: it would make the
+    letter itself impossible to store.
+    """
     kept = text[:characters_max].encode("utf-8", "replace").decode()
     return kept if len(text) <= characters_max else kept[:-1] + "…"
 

@@ -230,6 +230,8 @@ class DeadLetterQueue:
         try:
             config = undelivered_config(settings.undelivered)
             undelivered = _open(root / UNDELIVERED_DIR, config, seam)
+        # The first quiver holds its lock and its threads. Without closing it, trying again in this
+        # process would find the directory taken by itself.
         except BaseException:
             rejected.close()
             raise
@@ -253,7 +255,9 @@ class DeadLetterQueue:
             else:
                 taken.append(letter)
         if len(taken) < len(letters):
-            self._warn("over dead_letters.rejected.events_per_s, bytes_per_s or max_letter_bytes")
+            self._warn("over dead_letters.rejected.events_per_s, bytes_per_s or max_letter_size")
+        # Checked after the rates: their tokens are spent, which errs on the side of keeping less
+        # while the disk is slow.
         if self._waiting >= WAITING_MAX:
             counters.refused["busy"] += len(taken)
             self._warn("the disk is too slow")
@@ -291,6 +295,8 @@ class DeadLetterQueue:
                 self._undelivered_counters.refused["store"] += len(group)
                 raise
             except BundleTooLarge as error:
+                # `_groups` puts an oversized letter into a group of its own. Groups before it are
+                # stored already: a repetition stores those twice, and loses none.
                 self._undelivered_counters.refused["too_large"] += len(group)
                 raise NotAccepted(
                     f"an event is over {limits.largest_bytes} bytes, the largest that "
@@ -382,7 +388,11 @@ def _open(path: PurePath, config: QuiverConfig, seam: Seam) -> Quiver:
 
 
 def _ensure_keeper(quiver: Quiver) -> None:
-    """Register the keeper, unless it is: also after an operator dropped it."""
+    """Register the keeper, unless it is: also after an operator dropped it.
+
+    Asked again with every look at the statistics, since an operator can unregister any subscriber,
+    and from then on letters would be removed unseen.
+    """
     if KEEPER not in quiver.subscribers():
         quiver.register(KEEPER)
 
@@ -404,7 +414,11 @@ def _groups(letters: Sequence[Letter], max_bytes: int) -> Iterator[list[Letter]]
 
 
 async def _append(quiver: Quiver, letters: Sequence[Letter]) -> None:
-    """Store letters, all or none, each as a bundle of its own."""
+    """Store letters, all or none, each as a bundle of its own.
+
+    Several letters go through a transaction, which takes locks and blocks, hence the thread; a
+    single one, the usual case, is awaited on the event loop.
+    """
     if len(letters) > 1:
         await asyncio.to_thread(_append_together, quiver, letters)
         return

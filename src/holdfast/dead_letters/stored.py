@@ -1,4 +1,9 @@
-"""What the queue holds: letters that are not resolved, oldest first, by what is asked for."""
+"""What the queue holds: letters that are not resolved, oldest first, by what is asked for.
+
+Two ways to the same letters: of an open quiver through its engine (`letters_in`), and of files
+that a running gateway may own (`letters_at`), which takes no lock and changes nothing. The second
+sees the files at one moment, and may show a letter that was resolved just now.
+"""
 
 from __future__ import annotations
 
@@ -106,6 +111,12 @@ def letters_at(
 
 
 def _waiting(quiver: Quiver, selection: LetterSelection) -> Iterator[int]:
+    """Yield the numbers of waiting letters.
+
+    Page by page, so that a queue of millions is listed in little memory, and the ledger's lock
+    is never held while somebody prints. What is resolved between two pages is simply missing
+    from the next.
+    """
     from_seq = selection.from_seq
     while page := quiver.waiting(KEEPER, from_seq=from_seq, limit=PAGE_LETTERS):
         yield from page

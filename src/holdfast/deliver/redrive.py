@@ -83,9 +83,13 @@ async def redrive(
     quiver = dead_letters.undelivered_quiver
     end_seq = selection.end_seq
     if end_seq is None:
+        # Fixed when the replay begins and handed from turn to turn: letters that this replay files
+        # anew lie behind it. Otherwise a destination that refuses everything would keep it busy
+        # for ever.
         end_seq = (await asyncio.to_thread(quiver.statistics)).next_seq
     done = Replayed(end_seq=end_seq)
     turn_ends_s = clock.monotonic_s() + TURN_S
+    # Two replays at once could both read a letter before either has resolved it.
     async with dead_letters.replaying:
         letters = letters_in(quiver, UNDELIVERED_DIR, replace(selection, end_seq=end_seq))
         # In a thread: before the next one that is meant there may be very many of others.
@@ -176,6 +180,7 @@ async def serve_replay(
 ) -> dict[str, Any]:
     """Serve the verb: `sender_to` returns what sends to a destination, None if there is none."""
     selection = parse_request(request)
+    # `parse_request` has refused a request without one.
     assert selection.destination is not None
     send = sender_to(selection.destination)
     if send is None:

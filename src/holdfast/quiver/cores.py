@@ -113,6 +113,10 @@ def fair_share(size_cap_bytes: int, claims: Sequence[CapClaim]) -> int:
 
     A core that already holds more keeps what it has; one that wants less leaves the rest to the
     others. The shares are those of water in connected vessels with raised floors and low lids.
+
+    Found by halving: what is taken grows with the share, so there is one largest share that fits.
+    If floors alone exceed the cap, it is 0, and every core that may not drop waits until others
+    drain.
     """
 
     def taken_bytes(share: int) -> int:
@@ -180,7 +184,12 @@ class Core:
         return CapClaim(least_bytes, used_bytes if self.adopted else size_cap_bytes)
 
     def remove(self, trash: Trash) -> None:
-        """Close it and remove its folder; a crash in between leaves it drained, or in the trash."""
+        """Close it and remove its folder; a crash in between leaves it drained, or in the trash.
+
+        Closed first: the folder's lock and threads must be gone before it is renamed into the
+        trash. From there it is removed piece by piece, and whatever a crash leaves is removed by
+        the next `empty`.
+        """
         used_bytes = self.engine.retention.used_bytes()
         self.quiver.close()
         trash.remove(self.engine.root, used_bytes)
@@ -193,8 +202,11 @@ class Core:
     @property
     def is_drained(self) -> bool:
         """Whether nobody will ever need anything of it again."""
+        # Set aside because nobody could read it. Removing the folder would be the last word on
+        # bytes that an operator may still rescue.
         if not self.engine.quarantine.is_empty:
             return False
+        # One lock for the list and the balances, so that both are of the same moment.
         with self.engine.ledger.lock:
             subscribers = list(self.engine.ledger.state.subscribers.values())
             if not subscribers:
@@ -260,6 +272,8 @@ class Cores:
     def _open_all(self, held: ExitStack) -> None:
         disk = self._seam.disk
         make_folders(disk, self._root, (names.TRASH_DIR,))
+        # Of the root, beside the lock of each core: the cap and the trash belong to the whole root,
+        # and two processes that start at the same moment must not each end up with some folders.
         lock = take_lock(disk, self._root)
         held.callback(disk.unlock, lock)
         if disk.exists(self._root / names.FORMAT):
@@ -319,6 +333,7 @@ class Cores:
 
     def _share_cap(self) -> None:
         whole = self._config.retention.size_cap_bytes
+        # What lies in the trash still takes disk, and must not be given away before it is gone.
         share_cap(self._cores.values(), whole, whole - self._trash.left_bytes)
 
     def _remove(self, core: Core) -> None:
@@ -339,6 +354,8 @@ class Cores:
             except (HoldfastError, OSError) as error:
                 log.warning("the cores could not be swept and will be again: %s", error)
             except BaseException as error:
+                # A mistake in the program. The cores keep working with the shares they have; only
+                # adopted ones stay, and the cap is not divided anew until the next start.
                 log.warning("the cores are no longer swept: %s: %s", type(error).__name__, error)
                 return
 

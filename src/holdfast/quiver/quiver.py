@@ -107,6 +107,7 @@ class Quiver:
             raise BadInput(problem, hint="name a folder of this machine")
         engine = Engine(PurePath(path), config or QuiverConfig(), seam or Seam(), expected_id)
         quiver = cls(engine)
+        # A simulated disk has no place where another process could find a socket.
         if engine.config.control and engine.seam.disk.is_shared:
             verbs = owner_verbs(engine, quiver.flush)
             quiver._control = serve(engine.root, verbs, engine.clock)
@@ -208,6 +209,8 @@ class Quiver:
         """Append bundles, all or none: one of a plain append, those of a transaction at commit."""
         append = self._make_append(bundles, None, **options)
         clock, timeout_s = self._clock, self._config.append.timeout_s
+        # One deadline for both waits, for room in the queue and for the sync: the caller's time is
+        # bounded whichever of them is slow.
         deadline_s = clock.monotonic_s() + timeout_s
         self._writer.inbox.put(append, deadline_s)
         return append.wait(deadline_s - clock.monotonic_s())
@@ -269,6 +272,8 @@ class Quiver:
         segments, tail = self._engine.readable.snapshot()
         found = [segment.mapped() for segment in segments] if zero_copy else segments
         tables = TableMaker(self._config)
+        # Bundles of the tail may still be in the log, and be found damaged only now, when they are
+        # read.
         if on_damage == "skip":
             tail = [in_memory(held) for held in tail]
         made = [table for held in tail for table in tables.tables(held)]

@@ -1,4 +1,9 @@
-"""What a quiver tells about itself: the one source for metrics, tools and tests."""
+"""What a quiver tells about itself: the one source for metrics, tools and tests.
+
+A snapshot is taken without stopping anything. Counters of different threads may be a moment apart,
+so a difference of two of them may be off by what is under way. Only what must add up (accepted,
+outcomes, pending of a subscriber) is taken together, under the ledger's lock.
+"""
 
 from __future__ import annotations
 
@@ -167,6 +172,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         open_bytes=writer.buffer.size_bytes,
         sealing_bytes=sum(buffer.size_bytes for buffer in engine.sealer.sealing()),
         wal_bytes=writer.wal_bytes,
+        # Those the sealer still has to work off, and the one that is being written.
         wal_files=len(engine.sealer.wal_files) + 1,
         segments=len(segments),
         segment_bytes=sum(segment.summary.size_bytes for segment in segments),

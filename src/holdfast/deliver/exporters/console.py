@@ -78,6 +78,9 @@ class ConsoleExporter:
         except (OSError, ValueError) as error:  # ValueError: the stream was closed
             why = (error.strerror if isinstance(error, OSError) else None) or "it is closed"
             reason = f"the stream takes no lines: {why}"
+            # How many lines a broken pipe took is not known, so all of them are written again.
+            # Whoever reads them has to expect repetitions; in compact lines the position tells
+            # them apart.
             failure = Failure(FailureClass.TRANSIENT, reason, "stream", maybe_delivered=True)
             return all_failed(len(events), failure)
         return ALL_DELIVERED
@@ -119,7 +122,11 @@ def _words(document: Any) -> list[str]:
 
 
 def _text(document: Any, *keys: str) -> str:
-    """Return a text in a document, made safe for a terminal; empty if there is none."""
+    """Return a text in a document, made safe for a terminal; empty if there is none.
+
+    Control characters are written as escapes: a job's name comes from strangers, and must not be
+    able to move the cursor or recolour the operator's terminal.
+    """
     for key in keys:
         document = document.get(key) if isinstance(document, dict) else None
     if not isinstance(document, str):

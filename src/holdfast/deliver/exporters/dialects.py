@@ -91,7 +91,12 @@ def one_line(payload: bytes) -> bytes:
 
 
 def read_batch_answer(body: bytes, count: int) -> Answer | None:
-    """Return what a 2xx answer says of each of `count` events; None if it cannot be believed."""
+    """Return what a 2xx answer says of each of `count` events; None if it cannot be believed.
+
+    Believed only as a whole. An index twice, out of range, or a sum that does not match means that
+    the backend numbers events in another way than we do, and then acknowledging any of them might
+    lose it.
+    """
     if not body.strip():
         return ALL_DELIVERED
     try:
@@ -109,6 +114,7 @@ def read_batch_answer(body: bytes, count: int) -> Answer | None:
         index = _index(entry, count)
         if index is None or index in failed:
             return None
+        # Nothing but a plain `true` is a promise that a repetition helps.
         failed[index] = _REFUSED if entry.get("retriable") is not True else _NOT_NOW
     return Answer(failed) if _agrees(answer["status"], summary, len(failed), count) else None
 

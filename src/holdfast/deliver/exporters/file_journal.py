@@ -144,6 +144,8 @@ class FileJournal:
     def append(self, frames: list[bytes]) -> None:
         """Make events durable."""
         assert not self.sealed, "BUG: a sealed journal takes nothing"
+        # Set before the write and taken back behind the sync: whatever is raised in between, the
+        # journal takes nothing more, and `sound_bytes` still ends before the doubtful bytes.
         self.sealed = True  # until it is known that the bytes arrived
         self._write([_frame(_BATCH, b"", b""), *frames])
         self.events += len(frames)
@@ -172,6 +174,8 @@ def read_journal(disk: Disk, path: PurePath, end: int | None = None) -> Contents
     offsets, damaged, expected, torn_at = array("Q"), False, first.end, None
     for body in bodies:
         if body.offset != expected:
+            # A gap. Until a batch begins behind it, it may be the end of what a power cut left:
+            # from here on nothing counts. The first such gap decides, later ones lie behind it.
             damaged, torn_at = True, len(offsets) if torn_at is None else torn_at
         expected = body.end
         if body.kind == _BATCH:
@@ -196,7 +200,11 @@ def _frame(kind: int, meta: bytes, payload: bytes) -> bytes:
 
 
 def _bodies(whole: memoryview) -> Iterator[_Body]:
-    """Yield all sound frames, in order."""
+    """Yield all sound frames, in order.
+
+    Behind damage the next frame is looked for by its magic. A payload may contain those four
+    bytes, too; then the checksum does not match, and the search continues one byte further.
+    """
     offset = 0
     while offset + _FRAME.size <= len(whole):
         body = _body_at(whole, offset)

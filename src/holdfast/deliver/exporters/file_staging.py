@@ -127,6 +127,9 @@ class FileStaging:
         assert journal is not None, "BUG: the staging folder is not open"
         # From here on it must not change: its content makes the files' names.
         journal.sealed = True
+        # Read back from disk: memory holds no events between sends, and what the files are made of
+        # is exactly what a start after a crash would make them of. Never behind `sound_bytes`: a
+        # failed append was not answered, and its events come again.
         contents = read_journal(self._disk, journal.path, journal.sound_bytes)
         assert contents is not None, "BUG: a journal without its first frame"
         self._publish(contents.records)
@@ -139,6 +142,8 @@ class FileStaging:
             if journal.events:
                 self.publish()
                 journal = self._journal
+            # Durable, although nobody heard so: these will be sent again, and the next start must
+            # know them. Everything else was answered for, and need not be remembered.
             if in_doubt:
                 self._begin(sorted(in_doubt))
             elif journal is not None:
@@ -160,6 +165,8 @@ class FileStaging:
         for number in sorted((n for n in numbers if n is not None), reverse=True):
             self._number = max(self._number, number)
             contents = read_journal(self._disk, self._path(number))
+            # A journal without its first frame was cut off by a crash in `_begin`, before anything
+            # was removed: the one before it, if there was any, still holds everything.
             if contents is not None:
                 self._newest = number
                 return contents
@@ -203,6 +210,8 @@ class FileStaging:
         if self._journal is not None:
             self._journal.close()
         self._journal = journal
+        # Only now that the new journal's name is durable: removed earlier, a crash would leave
+        # neither of them, and events that are sent again would be in the files twice.
         for entry in self._disk.list(self._folder):
             is_older = number_of(entry.name) not in (None, self._number)
             if is_older or entry.name.endswith(TEMPORARY):

@@ -86,7 +86,7 @@ class TooLarge(Refusal):
 
 
 class NotAuthorized(Refusal):
-    """Our credentials are not accepted; no event will pass until somebody mends that."""
+    """Our credentials are not accepted; no event will pass until somebody fixes that."""
 
     kind = FailureClass.AUTH
 

@@ -92,8 +92,12 @@ def unify(table: pa.Table) -> pa.Table:
 
 
 def _unify_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    # This ends: every turn returns, raises, or relaxes dictionaries that have at most two steps to
+    # go, wider indices and then none.
     while has_dictionary(column.type):
         try:
+            # Arrow does not refuse these, it returns other values: the only case here that has to
+            # be caught before Arrow is called.
             if has_half_float_dictionary(column.type):
                 raise pa.ArrowNotImplementedError("takes the bits of half floats for numbers")
             return column.unify_dictionaries()
@@ -119,6 +123,8 @@ def relaxed_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(kind.value_field.with_type(relaxed_type(kind.value_type)))
     if pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(relaxed_type(kind.value_type)))
+    # `_recode` has no case for these, and raises: an append of such a table is refused, while the
+    # sealer stores the bundles as they came.
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(kind.value_field.with_type(relaxed_type(kind.value_type)), kind.list_size)
     return kind
@@ -149,6 +155,8 @@ def _recode(chunk: pa.Array, target: pa.DataType) -> pa.Array:
             return pa.DictionaryArray.from_arrays(indices, chunk.dictionary, ordered=target.ordered)
         return chunk.dictionary_decode()
     if pa.types.is_struct(kind):
+        # The children alone do not know where the struct itself is null; the mask carries that
+        # over.
         children = [_recode(chunk.field(i), target.field(i).type) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=_fields(target), mask=chunk.is_null())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -164,6 +172,7 @@ _CODES = {8: "b", 32: "i", 64: "q"}
 def numbers(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
     """Return whole numbers, or times as such, as a column."""
     present = _present(values)
+    # A place in the buffer is needed for nulls, too. What stands there is not read.
     filled = [value or 0 for value in values]
     data = pa.py_buffer(array(_CODES[kind.bit_width], filled))
     return pa.Array.from_buffers(kind, len(filled), [present, data])

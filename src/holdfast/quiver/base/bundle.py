@@ -195,6 +195,8 @@ def _stream(slot: str, batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
         message = schema.serialize().to_pybytes()
         if message not in _plain_schemas:
             _check_schema(slot, schema, message)
+        # Before the append is answered: offsets that point outside their buffer would be written
+        # without complaint, and crash whoever reads them, at the latest the sealer.
         batch.validate(full=True)
         if batch.num_rows == 0:
             empty_batch(schema)  # what is read back where no row is stored
@@ -232,6 +234,8 @@ def _check_schema(slot: str, schema: pa.Schema, message: bytes) -> None:
     for kind in schema.types:
         check_readable(kind)
     if not any(has_dictionary(kind) for kind in schema.types):
+        # Cleared as a whole: a producer that invents schemas must not fill memory, and an order of
+        # use would need a lock, which this set shared by all threads does without.
         if len(_plain_schemas) >= PLAIN_SCHEMAS_MAX:
             _plain_schemas.clear()
         _plain_schemas.add(message)
@@ -301,8 +305,12 @@ def encode_raw(
         lengths.extend(map(len, blobs) if blobs else bytes(len(events)))
         name = slot.encode()
         head = _RAW_HEAD.pack(len(events), len(name)) + name
+        # The arrays of lengths are machine numbers as they are: `check_machine` refuses to open a
+        # quiver where that would not be little-endian.
         # Of bytes alone, because many of them are then joined without the interpreter's lock.
         payload = b"".join((head, lengths.tobytes(), *events, *blobs))
+        # `join` takes anything with a buffer. A view of wider items has fewer items than bytes,
+        # and its length in the table would then be wrong for every event behind it.
         if len(payload) != len(head) + lengths.itemsize * len(lengths) + sum(lengths):
             raise TypeError("its length is not its size in bytes")
     except TypeError as error:
@@ -311,7 +319,11 @@ def encode_raw(
 
 
 class OneEvent:
-    """Makes what `encode_raw` makes of one event and its headers, in a fraction of the time."""
+    """Makes what `encode_raw` makes of one event and its headers, in a fraction of the time.
+
+    A gateway's short path appends one event per request, so the head is packed once for all of
+    them. Both ways write the same bytes: a reader cannot tell which one was taken.
+    """
 
     def __init__(self, slot: str, max_bytes: int) -> None:
         name = check_slot(slot).encode()
@@ -342,7 +354,11 @@ def _header_bytes(header: object) -> bytes:
 
 
 def decode_raw(payload: memoryview) -> RawEvents:
-    """Return the events of a raw payload without copying, or even touching, their bytes."""
+    """Return the events of a raw payload without copying, or even touching, their bytes.
+
+    One event is by far the most common, and gets its own branch: slicing and filling arrays takes
+    longer than everything else here.
+    """
     count, name_bytes = _RAW_HEAD.unpack_from(payload)
     position = _RAW_HEAD.size + name_bytes
     slot = str(payload[_RAW_HEAD.size : position], "utf-8")
@@ -361,7 +377,11 @@ def decode_raw(payload: memoryview) -> RawEvents:
 
 
 def is_readable(kind: int, payload: memoryview) -> bool:
-    """Whether the payload has the structure of its kind; says nothing of the Arrow inside."""
+    """Whether the payload has the structure of its kind; says nothing of the Arrow inside.
+
+    Recovery asks this of frames whose checksum is right, so a no means that a program wrote it
+    wrong, or another version did; not that the disk failed.
+    """
     try:
         if kind == FrameKind.RAW:
             count, name_bytes = _RAW_HEAD.unpack_from(payload)

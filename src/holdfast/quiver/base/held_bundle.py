@@ -20,7 +20,12 @@ from holdfast.seam.disk import CANNOT_BE_READ, PAGE_BYTES, Disk
 
 
 class OpenFile:
-    """A file that is open for reading as long as anything points to it, also without its name."""
+    """A file that is open for reading as long as anything points to it, also without its name.
+
+    The log's file may be removed once its bundles are sealed, while a scan still holds some of
+    them. On POSIX an open descriptor keeps the bytes; the finalizer closes it with the last
+    reference, so nobody has to know when the last reader is done.
+    """
 
     def __init__(self, disk: Disk, path: PurePath) -> None:
         self.path = path
@@ -35,6 +40,9 @@ class OpenFile:
         except OSError as error:
             if error.errno not in CANNOT_BE_READ:
                 raise
+        # The read failed somewhere, and nobody says where. Page by page, aligned to pages of the
+        # file, it costs exactly the sectors that are gone, and every frame beside them is still
+        # found.
         start, filled, unreadable = 0, 0, []
         while start < len(buffer):
             page = buffer[start : start + PAGE_BYTES - (offset + start) % PAGE_BYTES]
@@ -43,6 +51,8 @@ class OpenFile:
             except OSError as error:
                 if error.errno not in CANNOT_BE_READ:
                     raise
+                # Zeros and not what the buffer held before: a checksum must not match by what an
+                # earlier read left.
                 page[:] = bytes(len(page))
                 unreadable.append((offset + start, offset + start + len(page)))
                 count = len(page)
@@ -91,6 +101,7 @@ class HeldBundle(NamedTuple):
     producer: str | None
     epoch: int
     events: int
+    # Bytes or a buffer: appended by this process, which has them anyway.
     # Unread: what a start found in the WAL stays there until it is wanted.
     payload: bytes | memoryview | pa.Buffer | Unread
 

@@ -33,6 +33,8 @@ class QuiverIdentity(NamedTuple):
 
     quiver_id: str
     created_ns: int
+    # A new id is taken when the last number given out is no longer known: otherwise the same pair
+    # of id and number could name two bundles.
     # Ids this store had before its sequence floor was lost; its older segments still carry them.
     former_ids: tuple[str, ...] = ()
 
@@ -72,6 +74,9 @@ def write_identity(disk: Disk, root: PurePath, identity: QuiverIdentity) -> None
         disk.unlink(temporary, QuiverPoint.RECOVER_SWEEP)
     content = line + b"\n" + xxh3_64_hexdigest(line).encode() + b"\n"
     write_file(disk, temporary, [content], "format")
+    # Written and synced under another name first: a crash leaves the old FORMAT or the new one,
+    # never half. The directory's sync comes last, because without it the rename itself may be
+    # forgotten.
     disk.rename(temporary, root / names.FORMAT, QuiverPoint.FORMAT_RENAME)
     disk.sync_dir(root, QuiverPoint.FORMAT_SYNC_DIR)
 

@@ -130,10 +130,13 @@ class FoundEventTimes(NamedTuple):
 
     def answers(self, beyond: Position, claim_us: int | None) -> bool:
         """Whether it is right for another question too."""
+        # Another position cuts other rows: only the very same question has this answer.
         if beyond != self.beyond or claim_us is None:
             return (beyond, claim_us) == (self.beyond, self.claim_us)
         if self.claim_us is not None and claim_us < self.claim_us:
             return False
+        # Raising the claim up to what was found leaves out only what was left out or passed
+        # before; beyond it, the next row has to be looked for.
         return self.least_us is None or claim_us <= self.least_us
 
 
@@ -156,7 +159,11 @@ class BufferTimes:
 
 
 class EventTimes:
-    """Answers questions about event times. Safe to use from many threads."""
+    """Answers questions about event times. Safe to use from many threads.
+
+    One lock for everything, held while rows are read: two statements at once would read the same
+    segments twice, and the second one gains by waiting for what the first has found.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -176,6 +183,8 @@ class EventTimes:
         """Return what is known of the time beyond a position."""
         with self._lock:
             clock_ns = self._engine.ledger.steady.earliest_now_ns()
+            # Asked before the data is read. The other way round, an append could leave the queue
+            # between the two looks, and be neither in the data nor among those who wait.
             turned_away = self._turned_away()
             segments, tail = self._engine.readable.snapshot(synced_only=False)
             self._learn(segments, tail)
@@ -407,7 +416,10 @@ def _at_least(segment: Segment, beyond: Position, claim_us: int | None) -> Found
 
 
 def _pending_in(segment: Segment, position: Position) -> int:
-    """Return how many events of a segment are beyond a position that cuts it."""
+    """Return how many events of a segment are beyond a position that cuts it.
+
+    With the bundle table damaged, all events count: too many pending only delays a claim.
+    """
     try:
         table = segment.bundle_table
     except Damaged:
@@ -436,5 +448,9 @@ def _flat(table: pa.Table, name: str) -> pa.Array:
 
 
 def _no_rows(count: int) -> pa.Array:
-    """Return positions for rows that stand for many events each: they are beyond any row."""
+    """Return positions for rows that stand for many events each: they are beyond any row.
+
+    A position within such a row cannot be told, so it counts as pending until the whole bundle is
+    passed: a claim then waits for longer than it would have to, and is never too early.
+    """
     return pa.repeat(pa.scalar(2**31 - 1, pa.int32()), count)

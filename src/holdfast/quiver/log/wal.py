@@ -98,6 +98,8 @@ def decode_block(view: memoryview, magic: bytes, version: int) -> memoryview:
         (checksum,) = _SUM.unpack_from(copy, _SUM_OFFSET)
         if bytes(copy[:8]) != magic or xxh3_64_intdigest(copy[:_SUM_OFFSET]) != checksum:
             continue
+        # Only behind the checksum: a version that the disk made up must not be mistaken for a
+        # newer program's file, which is refused, while a damaged one is repaired from its copy.
         _, found, _, _ = _LEAD.unpack_from(copy)
         if found != version:
             raise NewerVersion(f"version {found}")
@@ -186,6 +188,9 @@ def walk(view: memoryview, salt: int) -> Iterator[Frame | Hole]:
             if fault.frame is not None:
                 end = min(fault.frame.end, end_of_file)
             else:
+                # The length is not to be believed either. Frames are aligned and seeded with this
+                # file's salt, so one of another file, still on the disk beneath, is never found
+                # here.
                 end = find_next(view, offset + ALIGNMENT_BYTES, salt) or end_of_file
             yield Hole(offset, end, fault.reason, fault.frame)
             offset = end
@@ -251,7 +256,11 @@ class WalFile:
         self.synced, self.synced_holds = self.end, self.holds
 
     def undo(self) -> None:
-        """Cut a failed write off, durably, so that it cannot come back after a power cut."""
+        """Cut a failed write off, durably, so that it cannot come back after a power cut.
+
+        If the disk allows neither, the caller begins another file: the frames of this write were
+        refused, and must not be there at the next start.
+        """
         self._disk.truncate(self._handle, self.end, QuiverPoint.WAL_UNDO)
         self._disk.sync(self._handle, QuiverPoint.WAL_UNDO_SYNC)
         self.synced, self.synced_holds = self.end, self.holds
@@ -283,7 +292,10 @@ class ClosedWalFiles:
         return len(self._files)
 
     def add(self, path: PurePath, last_seq: int, size_bytes: int) -> None:
-        """Take a file over from the writer or from recovery."""
+        """Take a file over from the writer or from recovery.
+
+        Its size counts against the log's bound until it is really gone, not until it could be.
+        """
         with self._lock:
             self._files.append((path, last_seq, size_bytes))
             self._size_bytes += size_bytes
