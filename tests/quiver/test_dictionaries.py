@@ -257,6 +257,14 @@ def test_a_table_whose_chunks_have_more_values_than_its_keys_can_count_is_widene
     assert own_rows(quiver, quiver.append(table).seq) == plain_rows(table)
 
 
+@every_open_depth
+def test_a_slice_of_a_table_is_widened_too(quiver: Quiver, nest: Nest) -> None:
+    chunks = [nest(numbered(first, 200, pa.uint8())) for first in (0, 200)]
+    table = pa.table({"c": pa.chunked_array(chunks)}).slice(10, 350)
+    seq = quiver.append(table).seq
+    assert own_rows(quiver, seq) == plain_rows(table)
+
+
 def test_the_order_flag_survives_the_widening(quiver: Quiver) -> None:
     arrays = [
         pa.DictionaryArray.from_arrays(array.indices, array.dictionary, ordered=True)

@@ -160,6 +160,9 @@ def _recode(chunk: pa.Array, target: pa.DataType) -> pa.Array:
         children = [_recode(chunk.field(i), target.field(i).type) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, fields=_fields(target), mask=chunk.is_null())
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if chunk.offset:
+            # Arrow takes no mask beside offsets that begin within a buffer: a copy begins anew.
+            chunk = pa.concat_arrays([chunk])
         values = _recode(chunk.values, target.value_type)
         return type(chunk).from_arrays(chunk.offsets, values, type=target, mask=chunk.is_null())
     raise pa.ArrowNotImplementedError(f"cannot take the dictionary out of {kind}")
