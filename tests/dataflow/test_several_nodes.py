@@ -81,7 +81,7 @@ def test_replicas_and_the_quiver_itself_are_one_whichever_way_they_are_named(nod
 
 
 def test_a_node_that_dies_after_the_plan_is_replaced(nodes: Nodes) -> None:
-    made = reader(nodes.options(call_timeout="5s"))
+    made = reader(nodes.options())
     planned = made.partitions()
     nodes.stops["a"].close()
 
