@@ -84,7 +84,7 @@ def test_a_body_is_read_no_further_than_its_bound() -> None:
 def test_an_unpacked_body_has_its_own_bound() -> None:
     refused = refusal_of(lambda: read([gzip.compress(bytes(2001))], encodings=(b"gzip",)))
     assert refused.reason is Reason.TOO_LARGE
-    assert "max_expanded_bytes" in refused.answer.body.decode()
+    assert "max_expanded_size" in refused.answer.body.decode()
     assert len(read([gzip.compress(bytes(2000))], encodings=(b"gzip",))[0]) == 2000
 
 

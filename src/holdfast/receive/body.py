@@ -1,4 +1,10 @@
-"""Reading a request body: bounded in bytes, in time, and in what it unpacks to."""
+"""Reading a request body: bounded in bytes, in time, and in what it unpacks to.
+
+A client decides how much it sends and how slowly. Each of these bounds is checked while the body
+comes in, because afterwards the memory is taken: the announced length first, then what really
+came, then what it unpacks to. A body that stalls is ended by its pace, so that a few hundred idle
+connections cannot hold all the places for requests.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +43,8 @@ class BodyLimits(FileSettings):
     def _one_body_fits(self) -> Self:
         if self.max_in_flight_bytes < self.max_body_bytes + self.max_expanded_bytes:
             raise ValueError(
-                "max_in_flight_bytes must hold one body, as sent and unpacked "
-                "(max_body_bytes + max_expanded_bytes)"
+                "max_in_flight_size must hold one body, as sent and unpacked "
+                "(max_body_size + max_expanded_size)"
             )
         return self
 
@@ -73,7 +79,7 @@ async def read_body(
 ) -> bytes:
     """Return the whole body, unpacked. Raises `Refused` or `Disconnected`."""
     if announced_bytes > limits.max_body_bytes:
-        raise _too_large(limits.max_body_bytes, "limits.max_body_bytes")
+        raise _too_large(limits.max_body_bytes, "limits.max_body_size")
     decoding = Decoding(encodings, limits.max_expanded_bytes) if encodings else None
     try:
         async with asyncio.timeout(limits.body_timeout_s) as timer:
@@ -84,11 +90,11 @@ async def read_body(
         raise Refused(
             Reason.TIMEOUT,
             "the body came too slowly",
-            "send it again; see limits.body_timeout_s and limits.min_body_bytes_per_s",
+            "send it again; see limits.body_timeout and limits.min_body_bytes_per_s",
             headers=((b"connection", b"close"),),
         ) from None
     except TooMuch:
-        raise _too_large(limits.max_expanded_bytes, "limits.max_expanded_bytes") from None
+        raise _too_large(limits.max_expanded_bytes, "limits.max_expanded_size") from None
     except Undecodable as error:
         raise Refused(
             Reason.MALFORMED, str(error), "check Content-Encoding against what is sent"
@@ -125,6 +131,8 @@ async def _read_packed(
     while more:
         packed, more = await _next_piece(receive, admitted, pace)
         await pieces.unpack(decoding, packed, admitted.hold)
+    # A stream that was cut off unpacks without complaint up to where it ends; only its trailer
+    # shows it.
     decoding.finish()
     return await pieces.joined()
 
@@ -135,6 +143,8 @@ async def _next_piece(receive: Receive, admitted: Admitted, pace: _Pace) -> tupl
         raise Disconnected
     piece: bytes = message.get("body", b"")
     more: bool = message.get("more_body", False)
+    # Before the bytes are counted as held: a body over its own bound is 413, not a reason to
+    # answer 503 to everybody.
     pace.came(len(piece), more=more)
     admitted.received(len(piece))
     return piece, more
@@ -158,7 +168,7 @@ class _Pace:
         limits = self._limits
         self._came_bytes += size_bytes
         if self._came_bytes > limits.max_body_bytes:
-            raise _too_large(limits.max_body_bytes, "limits.max_body_bytes")
+            raise _too_large(limits.max_body_bytes, "limits.max_body_size")
         if more:
             slowest_s = self._started_s + self._came_bytes / limits.min_body_bytes_per_s
             self._timer.reschedule(min(self._loop.time(), slowest_s) + limits.body_timeout_s)

@@ -88,6 +88,8 @@ async def bind_sockets(listen: Address, *, backlog: int, reuse_port: bool) -> li
             if reuse_port:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
+                # IPv4 has a socket of its own here. Without this, the socket for `::` would take
+                # IPv4 as well, and the second bind would find the port in use.
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.setblocking(False)
             listening.bind(address)
@@ -131,6 +133,8 @@ class RotatingTls:
         seen = self._look()
         if seen == self._seen:
             return
+        # Before they are read: files that cannot be read are reported once, not with every look,
+        # and are tried again when they change.
         self._seen = seen
         try:
             self._newest = self._load()
@@ -156,6 +160,9 @@ class RotatingTls:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
+    """The inode, too: certificates are usually replaced by a rename, which may keep size and even
+    time.
+    """
     try:
         found = os.stat(path)
     except OSError:

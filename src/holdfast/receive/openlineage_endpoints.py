@@ -152,6 +152,9 @@ class SingleEvent(_LineageEndpoint):
         return answer
 
     def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
+        # False is never an answer to the client: the request then takes the long way, `handle`,
+        # which checks it once more and explains what is wrong. So this path may give up at any
+        # step before the append, and at none behind it.
         if len(body) > LIGHT_BYTES:
             return False
         client = request.client
@@ -161,6 +164,7 @@ class SingleEvent(_LineageEndpoint):
         if checked.names is not None and forbidden(client, checked.names) is not None:
             return False
         if self._intake is None:
+            # Made with the first event, because it belongs to the event loop that is running then.
             self._intake = self._quiver.intake(slot=SLOT, level=self._level)
         try:
             return self._intake.offer(body, client.event_headers, on_stored)
@@ -213,6 +217,9 @@ class EventBatch(_LineageEndpoint):
         except NotABatch as error:
             return await self._reject(body, str(error), request)
         request.events = max(1, len(events))
+        # One was charged when the request was admitted, before anybody knew how many events it
+        # holds. The rest is charged as a debt: a batch is never cut in the middle; requests behind
+        # it are refused until it is paid off.
         if request.client.bucket is not None:
             request.client.bucket.charge(len(events) - 1)
         good, failed, letters = await self._sort(events, request)
@@ -223,11 +230,17 @@ class EventBatch(_LineageEndpoint):
         self._counts.accepted_events += len(good)
         self._counts.accepted_bytes += sum(map(len, good))
         self._counts.rejected[Reason.INVALID] += len(letters)
+        # Forbidden events become no dead letters: they belong to somebody else's namespace, and an
+        # operator who sends them again would do what the producer was not allowed to do.
         self._counts.rejected[Reason.FORBIDDEN] += len(failed) - len(letters)
         kept = await self._dead_letters.reject(letters) if letters else True
         return _batch_response(len(events), failed, position, kept=kept)
 
     async def _split(self, body: bytes, request: HttpRequest) -> list[bytes]:
+        """The body is cut, not parsed into objects, so that the stored bytes are the producer's
+        own. None is a pause that the splitter offers: a large body must not keep other
+        connections waiting.
+        """
         events: list[bytes] = []
         is_lines = _is_lines(request.content_type)
         for event in split_lines(body) if is_lines else split_json(body):
@@ -316,6 +329,7 @@ def forbidden(client: TokenClient, names: Names) -> str | None:
 
 
 def _all_match(names: Iterable[str], patterns: tuple[re.Pattern[str], ...]) -> bool:
+    # Control characters are refused whatever the pattern says: its `*` would match them, too.
     return all(
         _CONTROL.search(name) is None and any(pattern.match(name) for pattern in patterns)
         for name in names

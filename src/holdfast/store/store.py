@@ -3,6 +3,11 @@
 `store.json` is the first object of a store. It says which format the store has, which id, and how
 its data is cut into chunks; it never changes. The database is part of the store, and knows its id:
 without it nothing shows what is used, so it is never recreated behind the user's back.
+
+The order in which things come into being is the order in which they are looked for: `store.json`,
+then the database, then chunks. So every state that an interrupted `create` leaves can be told from
+a store that has lost something: a store without database and without chunks is an attempt, and is
+continued; one without database and with chunks is a loss, and is refused.
 """
 
 from __future__ import annotations
@@ -69,6 +74,8 @@ class ChunkStore:
         self, keys: Mapping[ChunkHash, ChunkKey] | None = None, pin: CommitPin | None = None
     ) -> ChunkReader:
         """Return a reader; it looks up the keys it is not given. A pin keeps what it reads."""
+        # Counted in the largest chunks there can be, so that the bound on bytes holds however they
+        # are cut. Two at least: with one, nothing would be read ahead.
         prefetch_chunks = max(2, self._settings.prefetch_bytes // self.chunking.max_bytes)
         return ChunkReader(
             self._objects,
@@ -88,6 +95,9 @@ class ChunkStore:
             threads.shutdown(cancel_futures=True)
 
     def _threads(self) -> ThreadPoolExecutor:
+        """Made when the first reader wants them: most processes that open a store write, or only
+        list.
+        """
         with self._lock:
             if self._read_threads is None:
                 self._read_threads = ThreadPoolExecutor(
@@ -183,6 +193,8 @@ class Store:
             raise
         opened = cls(url, target.objects, references, target.settings, found)
         if isinstance(target.objects, LocalObjects):
+            # Last: only of what has turned out to be a store, with its own database, is anything
+            # removed.
             opened.leftovers = target.objects.remove_leftovers()
         return opened
 
@@ -204,7 +216,10 @@ class Store:
         return cls(url, target.objects, NoReferences(), target.settings, found)
 
     def close(self) -> None:
-        """End all threads and connections."""
+        """End all threads and connections.
+
+        Chunks first, since their threads still read through the objects.
+        """
         self.chunks.close()
         self.references.close()
         self.objects.close()

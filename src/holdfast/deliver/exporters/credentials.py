@@ -127,7 +127,11 @@ class Credentials(Protocol):
 
 
 class FixedCredentials:
-    """Headers that never change."""
+    """Headers that never change.
+
+    A 401 is final for these: the same header would be refused again, and some backends lock an
+    account after a few tries.
+    """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         self._headers = dict(headers)
@@ -164,6 +168,8 @@ class OAuth2Credentials:
         return True
 
     async def _fetch(self) -> None:
+        # Before the request: the lifetime began somewhere between asking and hearing the answer,
+        # and the earlier moment is the safe one.
         asked_at_s = self._clock.monotonic_s()
         try:
             async with asyncio.timeout(self._settings.timeout):
@@ -293,5 +299,8 @@ def _fields(body: bytes | None) -> dict[str, Any] | None:
 
 
 def _no_token(why: str, kind: FailureClass, code: str = "") -> SendFailed:
+    """Nothing but AUTH or TRANSIENT: no trouble with a token may ever look like a fault of the
+    event, which would end as a dead letter.
+    """
     kind = kind if kind is FailureClass.AUTH else FailureClass.TRANSIENT
     return SendFailed(Failure(kind, f"no token: the token endpoint {why}", f"token{code}"))

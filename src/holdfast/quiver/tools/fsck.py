@@ -81,7 +81,12 @@ def fsck(seam: Seam, root: PurePath) -> Report:
 def _check_balances(
     accounts: list[dict[str, Any]], owner: dict[str, Any] | None
 ) -> Iterator[QuiverFinding]:
-    """Yield the subscribers whose account does not add up: accepted = outcomes + pending."""
+    """Yield the subscribers whose account does not add up: accepted = outcomes + pending.
+
+    The one check that needs no idea of what may go wrong: accepted, outcomes and pending are
+    counted by three different parts of the program, and every lost or doubled bundle shows as a
+    difference.
+    """
     for account in accounts:
         if account["holds"]:
             continue
@@ -159,6 +164,8 @@ class _FsckChecks:
             where = f"{names.WAL_DIR}/{file.name}"
             if names.parse_wal_file(file.name) is None:
                 yield QuiverFinding(Severity.WARNING, where, "not a WAL file's name", _SET_ASIDE)
+            # Nothing stands behind the header, so no bundle can have been in it: a crash while the
+            # file was begun, and no loss.
             elif file.fault is not None and file.size_bytes <= HEADER_BYTES:
                 if self.owner is None:
                     yield QuiverFinding(
@@ -167,6 +174,8 @@ class _FsckChecks:
             elif file.fault is not None:
                 what = f"it cannot be read: {file.fault}"
                 yield QuiverFinding(Severity.ERROR, where, what, _SALVAGE)
+        # By the id in the header. Somebody copied a file here; reading it would add another
+        # quiver's bundles under numbers of this one.
         own = {content.path.name for content in self.inventory.wal}
         for file in self.inventory.wal_files:
             if file.fault is None and file.name not in own:
@@ -268,7 +277,11 @@ class _FsckChecks:
             )
 
     def _overlaps(self) -> Iterator[QuiverFinding]:
-        """Yield segments that claim the same seqs: a reader would see bundles twice."""
+        """Yield segments that claim the same seqs: a reader would see bundles twice.
+
+        Neighbours by their first seq are compared: wherever segments overlap, two neighbours do, so
+        every group has at least one finding, though perhaps not one for each segment.
+        """
         segments = self.inventory.segments
         for one, two in itertools.pairwise(segments):
             if two.summary.first_seq <= one.summary.last_seq:
