@@ -120,7 +120,7 @@ class IndexCursor:
         self._settle()
 
     def seek(self, path: str) -> None:
-        """Go on to the first entry that is not before `path`."""
+        """Move to the first entry that is not before `path`."""
         if path > self._lo:
             self._lo = path
             self._settle()

@@ -38,7 +38,11 @@ TakeRange = Callable[[pb.Index], bool]
 
 
 def newer_tombstones(sources: Sequence[Source]) -> list[Tombstones]:
-    """Return for each layer what all newer ones take away from it."""
+    """Return for each layer what all newer ones take away from it.
+
+    Gathered from the newest down, so each layer is met by the union of all that came after it, and
+    never by its own: a layer may remove a folder and write into it.
+    """
     found: list[Tombstones] = []
     gone = Tombstones()
     for source in reversed(sources):
@@ -81,7 +85,10 @@ class Merge:
                 yield path, met
 
     def seek(self, path: str) -> None:
-        """Go on to the first path that is not before `path`."""
+        """Move to the first path that is not before `path`.
+
+        Cursors only move forward; a path that was passed cannot be sought again.
+        """
         for cursor in self._cursors:
             cursor.seek(path)
         self._heap = [
@@ -254,6 +261,8 @@ def _listed(reader: ChunkReader, ref: pb.DataRef) -> Sequence[pb.DataRef]:
         listed = pb.DataRefs.FromString(reader.read_chunk(ChunkHash(ref.chunk.hash))).data_ref
     except DecodeError:
         raise damaged("a list of references cannot be read", where) from None
+    # Where everything behind the list begins is computed from its size: a wrong sum would give
+    # other bytes, each of them sound by its own checksum.
     if sum([inner.size_bytes for inner in listed]) != ref.size_bytes:
         raise damaged("a list of references does not add up", where)
     return listed
@@ -341,6 +350,8 @@ class Diff:
 
     def _pass_equal(self, path: str, numbers: list[int], ranges: list[int]) -> bool:
         """Go behind ranges that are the same on both sides."""
+        # Some stand at a file, others at a range that begins with it: these cannot be equal as a
+        # whole.
         if len(ranges) != len(numbers):
             return False
         last = self._cursors[ranges[0]].cursor.last

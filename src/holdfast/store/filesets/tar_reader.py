@@ -64,6 +64,8 @@ class TarReader:
             if header.type in (tar.PAX, tar.PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
                 self._extend(header, extensions)
                 continue
+            # What describes one entry wins over what describes all that follow, and counts for
+            # that entry alone.
             member = self._member(header, {**self._global, **extensions})
             extensions = {}
             yield member
@@ -79,6 +81,7 @@ class TarReader:
         return tar.parse(block, self._place())
 
     def _extend(self, header: Header, extensions: dict[str, bytes]) -> None:
+        # Before it is read: a number in a header must not decide how much memory is taken.
         if header.size_bytes > EXTENSION_BYTES_MAX:
             raise tar.damaged(f"an entry is described by {header.size_bytes} bytes", self._place())
         body = b"".join(self._body(header.size_bytes))
@@ -110,6 +113,8 @@ class TarReader:
             user=records.get("uname", header.user),
             group=records.get("gname", header.group),
         )
+        # Nothing else has a body, though some makers write the size of the file into the header of
+        # a hard link.
         size_bytes = header.size_bytes if header.type == tar.FILE else 0
         return Member(header, mtime_ns, self._body(size_bytes), records)
 
