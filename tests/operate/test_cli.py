@@ -72,7 +72,7 @@ def commands(
         assert command is not None, name
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             yield (*path, name), command
 
 
