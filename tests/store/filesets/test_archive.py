@@ -200,6 +200,19 @@ def test_a_hostile_archive_is_refused(memory: Store, name: str, kind: bytes, lin
         import_tar(writer, io.BytesIO(packed(("fine", b"0", ""), (name, kind, link))), into="in")
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("mtime", "1e999999"), ("mtime", "1e30"), ("size", "9" * 5_000)]
+)
+def test_a_number_beyond_all_bounds_is_damage(memory: Store, key: str, value: str) -> None:
+    member = tarfile.TarInfo("f")
+    member.pax_headers = {key: value}
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+    with pytest.raises(Damaged, match=f"is not a {'time' if key == 'mtime' else key}"):
+        imported(memory, out.getvalue())
+
+
 def test_every_cut_archive_is_damage_or_ends_between_entries(memory: Store) -> None:
     archive = exported(FileSet(memory, [put_all(memory, {"a": b"1" * 600, "b": b"2"})]))
     whole = {512 + 1024, 512 + 1024 + 1024}

@@ -56,6 +56,13 @@ def test_one_in_several_streams_is_whole(kind: str, monkeypatch: pytest.MonkeyPa
     assert imported(pack(data[:5000]) + pack(data[5000:])) == FILES
 
 
+def test_zeros_between_streams_of_xz_may_fill_a_whole_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = archive()
+    monkeypatch.setattr(tar_reader, "READ_BYTES", 4)
+    first, second = lzma.compress(data[:600]), lzma.compress(data[600:])
+    assert imported(first + bytes(64) + second) == imported(data)
+
+
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
 def test_one_that_is_cut_off_is_damaged(kind: str) -> None:
     packed = PACKERS[kind](archive())

@@ -14,7 +14,7 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any, NamedTuple, Protocol
 
 import zstandard
@@ -31,6 +31,9 @@ _ZEROS = b"\0" * tar.BLOCK_BYTES
 _GNU_NAME = b"L"
 _GNU_LINK = b"K"
 _NS_PER_S = 1_000_000_000
+# What 64 bits of nanoseconds and of a size can say; a record may hold any number of digits.
+_TIME_S_MAX = 2**63 // _NS_PER_S
+_DIGITS_MAX = 20
 
 
 class Readable(Protocol):
@@ -121,14 +124,18 @@ class TarReader:
     def _number(self, records: dict[str, bytes], key: str, otherwise: int) -> int:
         if key not in records:
             return otherwise
-        if not records[key].isdigit():
+        if not records[key].isdigit() or len(records[key]) > _DIGITS_MAX:
             raise tar.damaged(f"{records[key]!r} is not a {key}", self._place())
         return int(records[key])
 
     def _time_ns(self, value: bytes) -> int:
         try:
-            return int(Decimal(value.decode("ascii")) * _NS_PER_S)
-        except (InvalidOperation, ValueError, OverflowError):
+            time_s = Decimal(value.decode("ascii"))
+            # A few characters can name a number that takes minutes to write out.
+            if not abs(time_s) < _TIME_S_MAX:
+                raise ValueError(value)
+            return int(time_s * _NS_PER_S)
+        except (ArithmeticError, ValueError):
             raise tar.damaged(f"{value!r} is not a time", self._place()) from None
 
     def _body(self, size_bytes: int) -> Iterator[bytes]:
@@ -174,6 +181,8 @@ class _Xz:
         self._source = source
         self._stream = _new_xz()
         self._begun = False
+        # Whether a stream came before: zeros may stand before this one then.
+        self._follows = False
 
     def read(self, size: int, /) -> bytes:
         while True:
@@ -182,13 +191,17 @@ class _Xz:
                 # Streams may follow each other, with zeros between them; each is unpacked by a
                 # decompressor of its own.
                 packed, self._begun = self._stream.unused_data.lstrip(b"\0"), False
-                self._stream = _new_xz()
+                self._stream, self._follows = _new_xz(), True
             if not packed and self._stream.needs_input:
                 packed = self._source.read(READ_BYTES)
                 if not packed and self._begun:
                     raise EOFError("it ends too early")
                 if not packed:
                     return b""
+                if self._follows and not self._begun:
+                    packed = packed.lstrip(b"\0")
+                    if not packed:
+                        continue
             self._begun = True
             if data := self._stream.decompress(packed, size):
                 return data
