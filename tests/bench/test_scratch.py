@@ -17,6 +17,8 @@ FILLS_UNTIL_ENDED = """
 import signal, sys
 from pathlib import PurePath
 from holdfast.bench.runner import scratch
+# What was started in the background of a shell ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with scratch(PurePath(sys.argv[1])) as folder:
     (folder / "deep").mkdir()
     (folder / "deep" / "data").write_bytes(b"x" * 1000)

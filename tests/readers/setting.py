@@ -58,6 +58,8 @@ def calm(
 class StillMachine(Machine):
     """A machine on which the keeper rests."""
 
+    answers_all = False
+
     def __init__(self, disk: SimulatedDisk | None = None) -> None:
         super().__init__(disk)
         self.clock: SteppingClock = SteppingClock(START_NS)
