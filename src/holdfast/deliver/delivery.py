@@ -347,9 +347,9 @@ class DeliveryLoop:
         events = sum([item.event.rows for item in batch])
         self.in_flight_events += events
         self._counters.sends += 1
-        size_bytes = sum(item.ready.size_bytes for item in batch if item.ready)
-        paused_s = self._settings.seconds_for(size_bytes)
-        self._paced_until_s = max(self._paced_until_s, self._timer.now_s()) + paused_s
+        if (limit := self._settings.max_bytes_per_s) is not None:
+            paused_s = sum(item.ready.size_bytes for item in batch if item.ready) / limit
+            self._paced_until_s = max(self._paced_until_s, self._timer.now_s()) + paused_s
         for item in batch:
             item.attempts += 1
         try:

@@ -133,10 +133,6 @@ class DeliverySettings(FileSettings):
         by_default = KEY_AHEAD_BYTES if self.order == "key" else WINDOW_BYTES
         return self.read_ahead_bytes or by_default
 
-    def seconds_for(self, size_bytes: int) -> float:
-        """Return how long nothing more is sent after so many bytes."""
-        return 0.0 if self.max_bytes_per_s is None else size_bytes / self.max_bytes_per_s
-
     @property
     def retry_initial_s(self) -> float:
         """The pause after the first failure is at most this long."""
