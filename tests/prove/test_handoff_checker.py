@@ -15,7 +15,8 @@ from holdfast.prove.quiver_victim import names_of, payload_of
 from holdfast.quiver import Quiver
 
 NODES = ("a", "b", "c")
-# Six parts of two events; two of three nodes own each block of four seqs.
+# Six parts of two events; two of three nodes own each block of four seqs. Which two depends on the
+# quiver's id, a new one in each run: a test asks for a node that has a part, and names none.
 OWNERS = Owners([Placement(0, NODES, replicas=2, block_seqs=4)])
 
 
@@ -41,9 +42,17 @@ class Story:
     def segments(self, node: str) -> Path:
         return self.root / node / "replicas" / self.quiver_id / "segments"
 
-    def a_part(self) -> tuple[str, Path]:
-        """Return a part, and the node that has it."""
-        return "a", min(self.segments("a").iterdir())
+    def parts(self) -> dict[str, dict[str, Path]]:
+        """Return the folder of each part by node and name."""
+        return {
+            node: {one.name: one for one in sorted(self.segments(node).glob("*"))} for node in NODES
+        }
+
+    def owner(self) -> tuple[str, list[Path]]:
+        """Return the node that has most parts, which is four at least, and their folders."""
+        parts = self.parts()
+        node = max(NODES, key=lambda one: len(parts[one]))
+        return node, list(parts[node].values())
 
     def verdict(self) -> HandoffVerdict:
         nodes = {name: self.root / name for name in NODES}
@@ -63,8 +72,7 @@ def story(whole: Path, tmp_path: Path) -> Story:
     story = Story.__new__(Story)
     story.root = tmp_path / "story"
     story.client = ProofJournal(story.root / "0.journal")
-    (replica,) = (story.root / "a" / "replicas").iterdir()
-    story.quiver_id = replica.name
+    (story.quiver_id,) = {one.name for one in story.root.glob("*/replicas/*")}
     return story
 
 
@@ -76,7 +84,7 @@ def test_what_every_owner_has_once_is_fine(story: Story) -> None:
 
 
 def test_a_planted_loss_is_seen(story: Story) -> None:
-    node, folder = story.a_part()
+    node, (folder, *_) = story.owner()
     shutil.rmtree(folder)
     verdict = story.verdict()
     assert (verdict.lost, verdict.applied_twice, verdict.ok) == (2, 0, False)
@@ -84,14 +92,14 @@ def test_a_planted_loss_is_seen(story: Story) -> None:
 
 
 def test_a_planted_double_is_seen_whatever_its_folder_is_called(story: Story) -> None:
-    _, folder = story.a_part()
+    _, (folder, *_) = story.owner()
     shutil.copytree(folder, folder.with_name("another"))
     verdict = story.verdict()
     assert (verdict.lost, verdict.applied_twice, verdict.ok) == (0, 2, False)
 
 
 def test_a_double_and_a_loss_do_not_make_up_for_each_other(story: Story) -> None:
-    first, second = sorted(story.segments("b").iterdir())[:2]
+    _, (first, second, *_) = story.owner()
     shutil.copytree(first, second.with_name("another"))
     shutil.rmtree(second)
     verdict = story.verdict()
@@ -99,16 +107,17 @@ def test_a_double_and_a_loss_do_not_make_up_for_each_other(story: Story) -> None
 
 
 def test_a_part_at_a_node_that_does_not_own_it_is_seen(story: Story) -> None:
-    everything = {one.name: one for node in NODES for one in story.segments(node).iterdir()}
-    mine = {one.name for one in story.segments("c").iterdir()}
-    stray = min(everything.keys() - mine)
-    shutil.copytree(everything[stray], story.segments("c") / stray)
+    parts = story.parts()
+    owner, (stray, *_) = story.owner()
+    (other,) = (node for node in NODES if stray.name not in parts[node])
+    assert other != owner
+    shutil.copytree(stray, story.segments(other) / stray.name)
     verdict = story.verdict()
     assert (verdict.not_owned, verdict.lost, verdict.ok) == (1, 0, False)
 
 
 def test_a_changed_byte_is_damage_and_a_loss(story: Story) -> None:
-    _, folder = story.a_part()
+    _, (folder, *_) = story.owner()
     (data,) = folder.glob("*raw*")
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
@@ -123,7 +132,7 @@ def test_what_one_owner_has_the_other_must_have_although_nobody_was_answered(sto
     journal.write_text("".join(f"{line}\n" for line in answered if line[0] == "S"))
     verdict = story.verdict()
     assert (verdict.ok, verdict.accepted, verdict.unanswered) == (True, 0, 12)
-    shutil.rmtree(story.a_part()[1])
+    shutil.rmtree(story.owner()[1][0])
     assert story.verdict().lost == 2
 
 
