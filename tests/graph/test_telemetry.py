@@ -90,6 +90,19 @@ def test_what_is_made_for_lineage_does_not_get_telemetry(tmp_path: Path, other: 
     assert any("traces" in one.message for one in caught.value.findings)
 
 
+def test_workers_need_no_order_key_where_nothing_promises_an_order(tmp_path: Path) -> None:
+    text = "workers: 2\n" + GRAPH.replace(":0", ":4317", 1).replace(":0", ":4318", 1)
+    load(graph_file(tmp_path, text))
+    lineage = """\
+  lineage: {kind: receiver, type: openlineage, to: [all, spans]}
+"""
+    with pytest.raises(BadConfig) as caught:
+        load(graph_file(tmp_path, text + lineage))
+    # The other destination leaves lineage out.
+    (found,) = [one for one in caught.value.findings if "order received" in one.message]
+    assert "'all' is delivered in the order received" in found.message
+
+
 def test_the_example_hands_on_what_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent = {kind: request(kind, random.Random(2)) for kind in OtlpKind}
     for name in ("first", "second"):

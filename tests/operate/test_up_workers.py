@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from tests.conftest import parent_of
 from tests.graph.lineage import post, request, run_event
 from tests.operate.processes import GatewayFolder, run_cli
 from tests.patience import PATIENCE_S, until
+from tests.ports import free_port
+from tests.signals.otlp.telemetry import request as otlp_request
 from tests.support.backend import HttpBackend
+
+from holdfast.signals.otlp.kinds import OtlpKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -100,6 +106,54 @@ def test_workers_share_a_port_are_restarted_and_stop_together(
         send(gateway, third)
         until(lambda: "c" in backend.jobs, "delivered by one")
         assert request(gateway.admin, "GET", "/readyz")[0] == 200
+
+
+def call(target: str, body: bytes) -> str:
+    """Send a request of OTLP on a connection of its own; return the status."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(target, options) as channel:
+        try:
+            method: Any = channel.unary_unary(OtlpKind.TRACES.grpc_path)
+            method(body, timeout=PATIENCE_S)
+        except grpc.RpcError as error:
+            code: str = error.code().name
+            return code
+    return "OK"
+
+
+def test_calls_are_spread_over_the_workers_and_none_is_refused_for_good(
+    gateway: GatewayFolder, tmp_path: Path
+) -> None:
+    port = free_port()
+    gateway.tree["nodes"] = {
+        "telemetry": {
+            "kind": "receiver",
+            "type": "otlp",
+            "config": {"listening_addr": f"127.0.0.1:{port}"},
+            "to": ["files"],
+        },
+        "files": {"kind": "exporter", "type": "files", "config": {"directory": "out"}},
+    }
+    gateway.write()
+    bodies = [otlp_request(OtlpKind.TRACES, random.Random(n)) for n in range(60)]
+    target = f"127.0.0.1:{port}"
+    with gateway.running() as process:
+        with ThreadPoolExecutor(4) as pool:
+            assert set(pool.map(call, [target] * 60, bodies)) == {"OK"}
+        for worker in ("0", "1"):
+            accepted = gateway.metric("gateway_receiver_accepted_events_total", worker=worker)
+            assert accepted > 0, "one worker got everything"
+        until(lambda: gateway.metric("gateway_destination_sent_events_total") == 60, "sent")
+
+        workers = children_of(process.pid)
+        os.kill(workers[0], signal.SIGKILL)
+        with ThreadPoolExecutor(4) as pool:
+            said = list(pool.map(call, [target] * 60, bodies))
+        # A connection to the worker that was killed: clients send that again.
+        assert set(said) <= {"OK", "UNAVAILABLE"}
+        until(lambda: (now := children_of(process.pid)) != workers and len(now) == 2, "begun again")
+        until(gateway.is_ready, "ready again")
+        assert call(target, bodies[0]) == "OK"
 
 
 def test_workers_stop_when_their_parent_is_gone(gateway: GatewayFolder) -> None:

@@ -141,31 +141,19 @@ class _Checker:
             )
 
     def settings_fit_the_kind(self) -> None:
-        """`delivery` is for exporters, order and cap fit the number of workers."""
+        """`delivery` is for exporters, and the cap fits the number of workers."""
         workers = self._graph.settings.workers
         for node in self._graph.nodes.values():
             at: TreePath = ("nodes", node.name)
             if node.delivery is not None and node.kind != "exporter":
                 place = self._document.key_place((*at, "delivery"))
                 self._error(place, "only exporters deliver", "move it to the exporters")
-            if node.kind == "exporter" and workers > 1 and not node.sends_parts:
-                self._check_order(node, (*at, "delivery", "order"))
             if isinstance(node.config, quiver_node.Config):
                 try:
                     check_count(workers, node.config.as_config())
                 except BadInput as error:
                     place = self._document.value_place((*at, "config", "retention", "size_cap"))
                     self._error(place, error.message, error.hint)
-
-    def _check_order(self, node: Node, at: TreePath) -> None:
-        assert node.delivery is not None, "BUG: an exporter without delivery settings"
-        if node.delivery.order != "received":
-            return
-        written = at in self._document.values
-        place = self._document.value_place(at) if written else self._node_place(node.name)
-        message = f"{node.name!r} is delivered in the order received, and there are "
-        message += f"{self._graph.settings.workers} workers: each has an order of its own"
-        self._error(place, message, "use `delivery: {order: key}`, or one worker")
 
     # ------------------------------------------------------------------- between nodes
 
@@ -298,6 +286,7 @@ class _Checker:
                 self._check_limit(one.exporters[0], quiver.config)
                 if all(node.kind == "exporter" for node in one.exporters):
                     self._check_signals(one, sources, ("nodes", one.exporters[0].name))
+                    self._check_order(one, sources)
         received = [found for node in self._graph.of_kind("receiver") for found in _received(node)]
         for name, node in self._graph.handlers.items():
             at: TreePath = ("dead_letters", "handlers", name)
@@ -341,6 +330,22 @@ class _Checker:
                 known = ", ".join(signal.order_keys)
                 hint = f"its order keys: {known}" if known else "use `order: received`"
                 self._error(place, message + named, hint)
+
+    def _check_order(self, one: DestinationPlan, sources: Iterable[tuple[str, Signal]]) -> None:
+        """Several workers have several orders: what promises one needs a key to keep it by."""
+        workers = self._graph.settings.workers
+        wanted = one.delivery.signals
+        known = [signal for _, signal in sources if wanted is None or signal.name in wanted]
+        is_any_order_fine = bool(known) and not any(signal.promises_order for signal in known)
+        if workers == 1 or one.delivery.order != "received" or is_any_order_fine:
+            return
+        for node in one.exporters:
+            at: TreePath = ("nodes", node.name, "delivery", "order")
+            written = at in self._document.values
+            place = self._document.value_place(at) if written else self._node_place(node.name)
+            message = f"{node.name!r} is delivered in the order received, and there are "
+            message += f"{workers} workers: each has an order of its own"
+            self._error(place, message, "use `delivery: {order: key}`, or one worker")
 
     def _check_limit(self, node: Node, quiver: quiver_node.Config) -> None:
         """What may wait is at least a segment: nothing smaller can be dropped."""

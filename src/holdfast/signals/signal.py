@@ -6,6 +6,7 @@
                 The first one is used where the configuration names none.
     extractors  by slot: what reads event time and keys out of stored rows.
     read        what makes a JSON document of a payload, if that is not JSON itself.
+    promises_order   whether its units mean something else if they arrive in another order.
 
 Receivers name the signals that they produce, processors and exporters say with `Takes` what they
 can be given. `holdfast validate` compares the two; at run time a destination holds what it cannot
@@ -55,6 +56,7 @@ class Signal:
     # None: one unit for each raw event, or one for all slots of an Arrow bundle.
     split: Split | None = None
     read: DocumentReader | None = None
+    promises_order: bool = True
 
     def units(self, bundle: Bundle, quiver_id: str, first_row: int) -> Sequence[Unit]:
         """Return what of a bundle is to be delivered, from `first_row` on."""
