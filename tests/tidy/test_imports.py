@@ -117,6 +117,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"context", "feed", "sending"},
         {"exporters", "lanes", "statistics"},
         {"judge"},
+        {"settling"},
         {"delivery"},
         {"destination"},
         {"redrive"},

@@ -16,21 +16,17 @@ was delivered, or set aside, is sent again by itself, but for the last one, to c
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.context import DeliveryContext, DeliveryPoint
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.feed import Feed
 from holdfast.deliver.judge import Judge, Taken
 from holdfast.deliver.lanes import DeliveryLane, Lanes, Round, Skip, Trial
-from holdfast.deliver.sending import Bell, BreakerState, Sender, Timer
+from holdfast.deliver.sending import Bell, BreakerState, Sender, Timer, wait_for
+from holdfast.deliver.settling import Settlement
 from holdfast.deliver.statistics import DeliveryCounters, HeldEvent
 from holdfast.deliver.window import Decision, DeliveryWindow, Item, TrackedBundle
-from holdfast.errors import HoldfastError, ReaderError
 from holdfast.quiver import Outcome, Position
 from holdfast.signals.event import Unit
 
@@ -41,16 +37,10 @@ LOW_WATER_WHEN_DOWN_EVENTS = 2
 # Events that processors are given at once, so that a filter that takes nothing does not keep
 # everyone else from the event loop.
 PREPARED_EVENTS_MAX = 100
-# Dead letters that are stored together.
-LETTERS_MAX = 100
-# Of a reason in the ledger.
-REASON_CHARACTERS_MAX = 200
 # After a wait this long since the last look: is what we hold still wanted?
 LOOK_AGAIN_S = 1.0
 
 _BUSY = Failure(FailureClass.TRANSIENT, "it is busy with other events", code="busy")
-
-log = logging.getLogger("holdfast.deliver")
 
 
 class DeliveryLoop:
@@ -68,8 +58,6 @@ class DeliveryLoop:
         self.window = DeliveryWindow()
         self.lanes = Lanes(self.window)
         self.judge = Judge(context.name, settings, randomness, counters, self.lanes.decide)
-        # What does not take what has to be written, and what it says.
-        self.blocked: dict[str, str] = {}
         self.in_flight_events = 0
         self._context = context
         self._settings = settings
@@ -85,11 +73,11 @@ class DeliveryLoop:
         # not.
         self._slots = asyncio.Semaphore(self._parallel_sends)
         self._paced_until_s = timer.now_s()
-        # One lane writes at a time: `pieces` computes lines from the whole window, and two lanes
-        # that did so at once would write the same line twice.
-        self._settling = asyncio.Lock()
         # Rung when something changed that all lanes look at; and when there may be room for more.
         self._bell, self._room = Bell(), Bell()
+        self._settlement = Settlement(
+            context, feed, self.lanes, self.judge, counters, timer, self._bell, self._room
+        )
         self._looked_s = timer.now_s()
         # Keys of events that were taken, and are being sent again to compare others with them.
         self._repeating: set[str] = set()
@@ -113,7 +101,7 @@ class DeliveryLoop:
 
     def stop(self) -> None:
         """Begin no more sends; `run` returns when those under way are settled."""
-        self._stopping = True
+        self._stopping = self._settlement.is_stopping = True
         if self._feeder is not None:
             self._feeder.cancel()
         self.look_again()
@@ -129,6 +117,11 @@ class DeliveryLoop:
         for lane in self.lanes.values():
             lane.retry_at_s = self._timer.now_s()
         self.look_again()
+
+    @property
+    def blocked(self) -> Mapping[str, str]:
+        """What does not take what has to be written or read, and what it says."""
+        return self._settlement.blocked
 
     @property
     def is_backing_off(self) -> bool:
@@ -169,7 +162,7 @@ class DeliveryLoop:
         """Read ahead whenever there is room, so that a lane never waits for the disk."""
         while True:
             while not self._wants_more():
-                await self._wait(None, self._room)
+                await wait_for(self._timer, None, self._room)
             bundles = await self._load()
             self._deal(self.window.add(bundles))
             if any(bundle.whole for bundle in bundles):
@@ -186,7 +179,7 @@ class DeliveryLoop:
             room_events = self._settings.window_events - self.window.pending_events
             loaded.extend(await self._feed.load(max(1, room_events), max(1, room_bytes)))
 
-        await self._persist("the quiver cannot be read", load)
+        await self._settlement.persist("the quiver cannot be read", load)
         return loaded
 
     def _wants_more(self) -> bool:
@@ -228,7 +221,7 @@ class DeliveryLoop:
             if bundle.whole is not None and bundle.whole.outcome is Outcome.FILTERED:
                 self._counters.filtered += bundle.events - bundle.recorded
         # Not by the feeder, which a stop cancels: others may rely on what it writes.
-        self._group.create_task(self._settle())
+        self._group.create_task(self._settlement.settle())
 
     # ---------------------------------------------------------------------- a lane
 
@@ -247,13 +240,13 @@ class DeliveryLoop:
             # a send does, and the breaker may have opened meanwhile.
             pause_s = self._pause_s(lane)
             if pause_s is None or pause_s > 0:
-                await self._wait(pause_s, lane.bell, self._bell)
+                await wait_for(self._timer, pause_s, lane.bell, self._bell)
                 # Waiting is when others get time to decide what we hold: an operator purges,
                 # retention expires.
                 await self._forget_gone()
             # All that is left has a verdict and only waits for its letter to be stored.
             elif (head := lane.head()) is None:
-                await self._settle()
+                await self._settlement.settle()
             elif head.refusal is not None:
                 # Nothing is sent: only a change of the configuration, or an operator, helps.
                 self.judge.cannot_take(lane, head, head.refusal, self._timer.now_s())
@@ -286,7 +279,7 @@ class DeliveryLoop:
             elif batch:
                 await self._send_batch(lane, batch)
             # With the slot still taken: so many sends, and no more, are answered and not recorded.
-            await self._settle()
+            await self._settlement.settle()
 
     async def _send_batch(self, lane: DeliveryLane, batch: Sequence[Item]) -> None:
         """Send from one lane; wake the others if that opened or closed the breaker."""
@@ -474,7 +467,7 @@ class DeliveryLoop:
         is_held = lane.failures > 0 and head is not None and head.position == skip.position
         if is_held and head is not None:
             self.judge.skip(lane, head, skip.reason, self._timer.now_s())
-            await self._settle()
+            await self._settlement.settle()
         if not skip.done.done():
             skip.done.set_result(is_held)
 
@@ -489,107 +482,10 @@ class DeliveryLoop:
         # What is under way has an outcome of its own soon, and the ledger keeps the first.
         # While something is under way the ledger's answer may already be stale for it. The next
         # wait comes soon enough: this is housekeeping, and nothing depends on its being prompt.
-        if not self.in_flight_events and not self._settling.locked():
+        if not self.in_flight_events and not self._settlement.is_writing:
             self.window.forget_all_but(waiting, of=ranges)
             self.judge.forget_decided()
             self._room.ring()
-
-    # --------------------------------------------------------------------- settling
-
-    async def _settle(self) -> None:
-        """Store dead letters that are due, then write to the ledger what was decided.
-
-        Letters first, outcomes second, under one lock; a crash in between stores the letter twice,
-        which a reader of letters can see, and never loses the event.
-        """
-        async with self._settling:
-            if not self.judge.due or await self._bury():
-                await self._record()
-        self._room.ring()
-
-    async def _bury(self) -> bool:
-        """Make dead letters of the events whose verdicts stand; False if that cannot be.
-
-        Before anything else is written: what was delivered behind such an event must not be known
-        without its letter, or a restart would send the event after it.
-        """
-        due = self.judge.due
-        while due:
-            some = due[:LETTERS_MAX]
-            letters = [letter_of(item, self._context.name) for item in some]
-            store = functools.partial(self._context.dead_letters.undelivered, letters)
-            if not await self._persist("the dead letters do not take it", store):
-                return False
-            self._reached(DeliveryPoint.DEAD_LETTER_STORED)
-            del due[: len(some)]
-            for item in some:
-                assert item.verdict is not None, "BUG: a dead letter without a verdict"
-                self._counters.dead_lettered[item.verdict.word] += item.event.rows
-                word, code, message = item.verdict
-                self.judge.log.set_aside(f"{word} {code}: {message}", self._timer.now_s())
-                reason = ": ".join(item.verdict)[:REASON_CHARACTERS_MAX]
-                self.lanes.decide(item, Decision(Outcome.DEAD_LETTERED, reason))
-        return True
-
-    async def _record(self) -> None:
-        """Write what was decided to the ledger; nothing is sent before that."""
-        pieces = self.window.pieces()
-        if not pieces:
-            return
-
-        async def write() -> None:
-            while pieces:
-                # Some lines may be written before one fails. What is done is taken off at once, so
-                # that the retry does not commit it again.
-                done = await self._feed.commit(pieces)
-                self.window.recorded(pieces[:done])
-                del pieces[:done]
-
-        if await self._persist("the ledger cannot be written", write):
-            self._reached(DeliveryPoint.COMMITTED)
-
-    async def _persist(self, what: str, work: Callable[[], Awaitable[None]]) -> bool:
-        """Do something until it is done; False if it cannot be, and we are stopping."""
-        failures = 0
-        while True:
-            try:
-                await work()
-            # The subscriber is somebody else's now, or gone. Trying again would fight the new
-            # reader.
-            except ReaderError:
-                raise
-            except Exception as error:
-                # A disk that fails must not keep the gateway from ending; what is not recorded
-                # comes again.
-                if self._stopping:
-                    return False
-                failures += 1
-                says = str(error) if isinstance(error, HoldfastError) else type(error).__name__
-                self.blocked[what] = self._counters.last_error = f"{what}: {says}"
-                if failures == 1:
-                    log.warning("%s: %s", self._context.name, self.blocked[what])
-                await self._wait(self.judge.backoff.pause_s(failures), self._bell)
-            else:
-                self.blocked.pop(what, None)
-                return True
-
-    async def _wait(self, timeout_s: float | None, *bells: Bell) -> None:
-        with contextlib.ExitStack() as stack:
-            futures = [stack.enter_context(bell.listening()) for bell in bells]
-            await self._timer.wait(futures, timeout_s)
-
-
-def letter_of(item: Item, destination: str) -> Letter:
-    """Return the dead letter of an event: as it was accepted, not as processors left it."""
-    assert item.verdict is not None, "BUG: a dead letter without a verdict"
-    word, code, message = item.verdict
-    return Letter.of_event(
-        item.event,
-        reason=word,
-        destination=destination,
-        attempts=item.attempts,
-        problems=[{"rule": code, "message": message}],
-    )
 
 
 def _leaves(several: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

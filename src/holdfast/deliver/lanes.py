@@ -193,11 +193,11 @@ class Lanes(dict[str, DeliveryLane]):
 
     def __init__(self, window: DeliveryWindow) -> None:
         super().__init__()
-        self._window = window
+        self.window = window
 
     def decide(self, item: Item, decision: Decision) -> None:
         """Note what became of an event, and wake its lane."""
-        self._window.decide(item, decision)
+        self.window.decide(item, decision)
         lane = self.get(item.key)
         if lane is not None:
             lane.bell.ring()

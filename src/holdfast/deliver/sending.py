@@ -200,6 +200,12 @@ class Bell:
             self._listeners.discard(listener)
 
 
+async def wait_for(timer: Timer, timeout_s: float | None, *bells: Bell) -> None:
+    """Wait until one of the bells rings, or the time is over."""
+    with contextlib.ExitStack() as stack:
+        await timer.wait([stack.enter_context(bell.listening()) for bell in bells], timeout_s)
+
+
 class Sender:
     """Calls one exporter."""
 
