@@ -15,9 +15,11 @@ from tests.graph.gateways import running
 from tests.patience import PATIENCE_S, until_async
 from tests.signals.otlp.telemetry import request
 
+from holdfast.deliver.statistics import DeliveredItems
 from holdfast.errors import BadConfig
 from holdfast.graph.loader import load
 from holdfast.graph.runtime import Gateway
+from holdfast.signals.otlp import codec
 from holdfast.signals.otlp.json_form import request_document
 from holdfast.signals.otlp.kinds import OtlpKind
 
@@ -68,6 +70,14 @@ def test_all_signals_are_written_as_otlp_json_and_one_as_it_came(tmp_path: Path)
                 assert await asyncio.to_thread(send, address, kind, body) == 200
             await until_async(lambda: len(lines(tmp_path / "all")) == len(sent))
             await until_async(lambda: bool(list((tmp_path / "spans").glob("*.parquet"))))
+            (everything, spans) = (await gateway.statistics()).destinations
+            items = {kind: codec.check(kind, body) for kind, body in sent.items()}
+            assert everything.figures.items == {
+                kind.value: DeliveredItems(sent=count) for kind, count in items.items()
+            }
+            # What `delivery.signals` leaves out was never meant for it, and is not counted.
+            assert spans.figures.items == {"traces": DeliveredItems(sent=items[OtlpKind.TRACES])}
+            assert everything.figures.queue_age_s == {}
 
     documents = [request_document(kind, body) for kind, body in sent.items()]
     asyncio.run(play())

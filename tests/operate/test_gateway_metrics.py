@@ -17,7 +17,7 @@ from tests.operate.test_metrics import sample
 from tests.patience import until_async
 
 from holdfast.dataflow.driver.wire import DriverFigures, PipelineFigures, QueryStatistics
-from holdfast.deliver.statistics import DestinationStatistics, HeldEvent
+from holdfast.deliver.statistics import DeliveredItems, DestinationStatistics, HeldEvent
 from holdfast.graph.statistics import GatewayStatistics
 from holdfast.operate.gateway_metrics import (
     ALL_METRICS,
@@ -68,7 +68,9 @@ def test_every_figure_has_exactly_the_labels_of_the_table(told: GatewayStatistic
     own = [record for record in gateway_records(told) if record.name in labels]
     assert [record for record in own if set(record.labels) != labels[record.name]] == []
     flight = {"calls", "refused_calls", "attached_subscribers", "reader_starts"}
-    items = {"accepted_items", "refused_items"}  # only telemetry has them
+    # Only telemetry has them.
+    items = {"accepted_items", "refused_items", "sent_items", "filtered_items"}
+    items |= {"failed_items", "rejected_items", "queue_age_seconds"}
     silent = {"failed_events", "dead_lettered_events", "refused_events", *flight, *items}
     missing = {name.split(".")[2].removesuffix("_total") for name in labels} - {
         record.name.split(".")[2].removesuffix("_total") for record in own
@@ -123,6 +125,7 @@ def test_nothing_that_is_told_is_left_out_by_accident(
         else:
             first, *rest = told.destinations
             other: Any = HELD if field == "held" else _other(getattr(first.figures, field))
+            other = {"traces": DeliveredItems(3)} if field == "items" else other
             figures = first.figures._replace(**{field: other})
             changed = replace(told, destinations=(replace(first, figures=figures), *rest))
         if gateway_records(changed) == shown:

@@ -137,7 +137,8 @@ def test_nothing_that_is_told_of_a_subscriber_is_left_out_by_accident(quiver: Qu
     now = quiver.statistics()
     one = now.subscribers[0]
     shown = list(records({"main": now}))
-    for name in SubscriberStatistics._fields:
+    # By signal it is told of destinations; slots may be as many as producers like.
+    for name in sorted({*SubscriberStatistics._fields} - {"oldest_age_s_by_slot"}):
         changed = one._replace(**{name: other(getattr(one, name))})
         told = replace(now, subscribers=(changed, *now.subscribers[1:]))
         assert list(records({"main": told})) != shown, name

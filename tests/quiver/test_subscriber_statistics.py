@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.patience import APPEND_S
 from tests.quiver.machine import SEGMENTS, Machine, quiet
+from tests.readers.setting import StillMachine
 
 from holdfast.errors import Overloaded
 from holdfast.quiver import AppendConfig, LeaseOptions, Quiver, QuiverConfig, RetentionConfig
@@ -60,6 +61,39 @@ def test_newest_first_leaves_one_gap_range_beyond_the_mark(machine: Machine) -> 
         assert delivery is not None
         delivery.ack()
     assert of(quiver, "alerts").gap_ranges == 1
+
+
+def test_the_oldest_of_each_slot_is_found_wherever_the_subscriber_stands(
+    still: StillMachine,
+) -> None:
+    quiver = still.start(config())
+    cursor = quiver.cursor("archive")
+    for slots in (["a", "b", "a"], ["a"], ["b", "c"]):  # two segments, and what is not sealed
+        for slot in slots:
+            still.clock.pass_time(10.0)
+            quiver.append_raw(b"event", slot=slot)
+        if slots != ["b", "c"]:
+            quiver.flush()
+
+    def ages_s() -> dict[str, int]:
+        return {
+            slot: round(age) for slot, age in of(quiver, "archive").oldest_age_s_by_slot.items()
+        }
+
+    assert ages_s() == {"a": 50, "b": 40, "c": 0}
+    for left in (
+        {"a": 30, "b": 40, "c": 0},
+        {"a": 30, "b": 10, "c": 0},
+        {"a": 20, "b": 10, "c": 0},
+    ):
+        planned = cursor.plan(max_events=1)
+        assert planned is not None
+        cursor.commit(planned)
+        assert ages_s() == left
+    planned = cursor.plan()
+    assert planned is not None
+    cursor.commit(planned)
+    assert ages_s() == {}
 
 
 def test_the_oldest_age_is_never_negative_when_the_clock_jumps_back(machine: Machine) -> None:

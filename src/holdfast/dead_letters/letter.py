@@ -175,6 +175,7 @@ class Letter:
             slots = _decoded(self.payload)
             position = Position(seq, row)
             return ArrowData(quiver_id, position, slots, self.received_ns, self.arrow_signal)
+        signal = signal_of(FrameKind.RAW, (self.slot,))
         return Event(
             quiver_id=quiver_id,
             position=Position(seq, row),
@@ -182,7 +183,9 @@ class Letter:
             payload=self.payload,
             headers=self.headers,
             ingestion_ns=self.received_ns,
-            signal=signal_of(FrameKind.RAW, (self.slot,)).name,
+            signal=signal.name,
+            read=signal.read,
+            count=signal.count,
         )
 
     def failed_again(

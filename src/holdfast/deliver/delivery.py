@@ -329,6 +329,9 @@ class DeliveryLoop:
         except Exception as error:
             self.judge.cannot_process(item, error)
             return False
+        if item.ready is not item.event and (before := item.event.items) is not None:
+            left = 0 if item.ready is None else item.ready.items or 0
+            self._counters.items[item.event.signal].filtered += before - left
         if item.ready is None:
             self._counters.filtered += item.event.rows
             self.lanes.decide(item, Decision(Outcome.FILTERED))

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.delivery import DeliveryLoop
@@ -40,7 +41,7 @@ from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics,
 from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Position, Quiver, Statistics
 from holdfast.signals.event import Unit
-from holdfast.signals.registry import signal_named
+from holdfast.signals.registry import signal_named, signal_of_slot
 
 __all__ = ["DeliverySettings", "Destination", "DestinationStatistics", "State"]
 
@@ -310,6 +311,8 @@ class Destination:
             oldest_age_s=None if account is None else account.oldest_age_s,
             in_flight_events=0 if delivery is None else delivery.in_flight_events,
             active_lanes=0 if delivery is None else len(delivery.lanes),
+            items={signal: replace(counts) for signal, counts in counters.items.items()},
+            queue_age_s={} if account is None else _by_signal(account.oldest_age_s_by_slot),
         )
 
     def _state(self) -> State:
@@ -350,3 +353,8 @@ class Destination:
 
     def _stuck_key(self) -> str | None:
         return None if self._delivery is None else self._delivery.stuck_key
+
+
+def _by_signal(by_slot: Mapping[str, float]) -> dict[str, float]:
+    signals = signal_of_slot()
+    return {signals[slot]: value for slot, value in by_slot.items() if slot in signals}

@@ -55,6 +55,8 @@ class Answer:
     """What became of the events of one send, by their index. What is not named was delivered."""
 
     failed: Mapping[int, Failure] = field(default_factory=dict)
+    # Items of events that were delivered, and that the destination says it left out, by signal.
+    rejected_items: Mapping[str, int] = field(default_factory=dict)
 
 
 ALL_DELIVERED = Answer()

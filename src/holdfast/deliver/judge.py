@@ -70,7 +70,9 @@ class Judge:
         """Judge the answer to a send."""
         failed = answer.failed
         if failed:
-            self._count(failed)
+            self._count(batch, failed)
+        for signal, items in answer.rejected_items.items():
+            self._counters.items[signal].rejected += items
         for index, item in enumerate(batch):
             if index not in failed:
                 self._delivered(item)
@@ -102,7 +104,7 @@ class Judge:
         sent again in its turn. Only what an answer to the event alone may decide is decided here,
         too.
         """
-        self._count(answer.failed)
+        self._count([other], answer.failed)
         failure = answer.failed.get(0)
         if failure is None:
             self._delivered(other)
@@ -165,6 +167,8 @@ class Judge:
         assert item.ready is not None, "BUG: delivered, and never sent"
         self._counters.sent_events += item.event.rows
         self._counters.sent_bytes += item.ready.size_bytes
+        if (items := item.ready.items) is not None:
+            self._counters.items[item.ready.signal].sent += items
         if self._settings.poison is not None:
             self.last_taken = Taken(item.key, item.ready)
         self._decide(item, DELIVERED)
@@ -228,7 +232,10 @@ class Judge:
         what = f"our credentials were refused: {auth.reason}"
         self.log.stopped(Cause.AUTH, what, again_s, now_s)
 
-    def _count(self, failed: Mapping[int, Failure]) -> None:
-        for failure in failed.values():
+    def _count(self, batch: Sequence[Item], failed: Mapping[int, Failure]) -> None:
+        for index, failure in failed.items():
             self._counters.failed[failure.kind.value] += 1
             self._counters.last_error = str(failure)
+            sent = batch[index].ready
+            if sent is not None and (items := sent.items) is not None:
+                self._counters.items[sent.signal].failed += items

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -46,6 +46,19 @@ class State(StrEnum):
 
 
 @dataclass
+class DeliveredItems:
+    """What became of the items of one signal: spans, data points, log records."""
+
+    # Of requests that the destination took; and what it said it left out of these.
+    sent: int = 0
+    rejected: int = 0
+    # Of requests that it did not take; the same ones each time they are tried.
+    failed: int = 0
+    # What processors dropped, also out of the middle of a request.
+    filtered: int = 0
+
+
+@dataclass
 class DeliveryCounters:
     """What a destination did since it was started."""
 
@@ -58,6 +71,10 @@ class DeliveryCounters:
     # By the word of the letter.
     dead_lettered: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
+    # By signal, where events are made of items.
+    items: defaultdict[str, DeliveredItems] = field(
+        default_factory=lambda: defaultdict(DeliveredItems)
+    )
 
 
 class HeldEvent(NamedTuple):
@@ -102,6 +119,9 @@ class DestinationStatistics(NamedTuple):
     oldest_age_s: float | None
     in_flight_events: int
     active_lanes: int
+    # By signal, where events are made of items: totals, and how long the oldest waits.
+    items: dict[str, DeliveredItems]
+    queue_age_s: dict[str, float]
 
 
 class LogPace:

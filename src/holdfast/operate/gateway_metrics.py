@@ -19,7 +19,12 @@ from holdfast.dataflow.driver.wire import (
     QueryStatistics,
 )
 from holdfast.dead_letters.queue import StoreStatistics
-from holdfast.deliver.statistics import DestinationStatistics, HeldEvent, State
+from holdfast.deliver.statistics import (
+    DeliveredItems,
+    DestinationStatistics,
+    HeldEvent,
+    State,
+)
 from holdfast.graph.statistics import GatewayStatistics
 from holdfast.operate.handoff_metrics import HANDOFF_METRICS
 from holdfast.operate.metrics import (
@@ -169,6 +174,12 @@ def _receivers(gateway: GatewayStatistics) -> Iterable[tuple[Labels, ReceiverSta
 
 def _items(gateway: GatewayStatistics) -> Iterator[tuple[Labels, ItemCounts]]:
     for labels, figures in _receivers(gateway):
+        for signal, counts in figures.items.items():
+            yield {**labels, "signal": signal}, counts
+
+
+def _delivered(gateway: GatewayStatistics) -> Iterator[tuple[Labels, DeliveredItems]]:
+    for labels, figures in _destinations(gateway):
         for signal, counts in figures.items.items():
             yield {**labels, "signal": signal}, counts
 
@@ -327,6 +338,39 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
         "damaged on disk.",
         "Any increase is lost data; `dropped` and `expired` by your `on_full` and retention.",
         each(_destinations, "lost_events", "reason"), (*_DESTINATION, "reason"),
+    ),
+    Metric(
+        "gateway.destination.sent_items_total", "counter", "items",
+        "Spans, data points or log records that the destination took since the start, by signal.",
+        "Its rate is what your backend gets; compare with what receivers accepted.",
+        each(_delivered, "sent"), (*_DESTINATION, "signal"),
+    ),
+    Metric(
+        "gateway.destination.failed_items_total", "counter", "items",
+        "Items of requests that were not taken, by signal; tried five times, they count five "
+        "times.",
+        "Grows for long: `failed_events_total` has the class, `destination ls` the reason.",
+        each(_delivered, "failed"), (*_DESTINATION, "signal"),
+    ),
+    Metric(
+        "gateway.destination.filtered_items_total", "counter", "items",
+        "Items that processors dropped on the way, by signal: whole requests, and some of others.",
+        "Unexpectedly many: a condition is too wide, or a sampling ratio too small.",
+        each(_delivered, "filtered"), (*_DESTINATION, "signal"),
+    ),
+    Metric(
+        "gateway.destination.rejected_items_total", "counter", "items",
+        "Items that the destination left out of requests that it took (partial success), by "
+        "signal.",
+        "Any increase is data that the backend does not have; its log says why.",
+        each(_delivered, "rejected"), (*_DESTINATION, "signal"),
+    ),
+    Metric(
+        "gateway.destination.queue_age_seconds", "gauge", "seconds",
+        "Age of the oldest request of each signal that waits for the destination; none if none "
+        "waits.",
+        "As `oldest_age_seconds`, where one signal is held up and others are not.",
+        each(_destinations, "queue_age_s", "signal"), (*_DESTINATION, "signal"),
     ),
     Metric(
         "gateway.destination.lag_events", "gauge", "events",

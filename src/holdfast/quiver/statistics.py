@@ -7,7 +7,9 @@ outcomes, pending of a subscriber) is taken together, under the ledger's lock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.quiver.base.frame import Totals
@@ -71,6 +73,8 @@ class SubscriberStatistics(NamedTuple):
     # Age of the oldest bundle that waits; None if none does.
     oldest_age_s: float | None
     pins: int
+    # The same for the bundles of each slot, for those of which something waits.
+    oldest_age_s_by_slot: Mapping[str, float] = MappingProxyType({})
 
     @property
     def lost_events(self) -> dict[str, int]:
@@ -217,4 +221,8 @@ def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
         gap_ranges=sum(first > high_water_seq for first, _ in subscriber.resolved),
         oldest_age_s=age_s,
         pins=len(subscriber.pins),
+        oldest_age_s_by_slot={
+            slot: max(0, now_ns - oldest_ns) / 1e9
+            for slot, oldest_ns in engine.readable.oldest_waiting_by_slot(subscriber).items()
+        },
     )

@@ -9,7 +9,7 @@ rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -21,6 +21,8 @@ from holdfast.quiver import Bundle, Position
 NO_HEADERS: Mapping[str, str] = {}
 # The signal of a raw slot that no registered signal claims.
 RAW_SIGNAL = "raw"
+# Counts the items of a payload (spans, data points, log records); 0 if it cannot be read.
+ItemCounter: TypeAlias = Callable[[bytes], int]
 _NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11")
 
 
@@ -44,9 +46,19 @@ class Event:
     signal: str = RAW_SIGNAL
     # What makes a document of a payload that is not JSON itself.
     read: DocumentReader | None = field(default=None, repr=False, compare=False)
+    # What counts its items, if it stands for several.
+    count: ItemCounter | None = field(default=None, repr=False, compare=False)
     # How many rows of its bundle it stands for.
     rows: ClassVar[int] = 1
     _document: Any = field(default=None, repr=False, compare=False)
+    _items: int | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def items(self) -> int | None:
+        """How many items it holds; None where an event is not made of items."""
+        if self._items is None and self.count is not None:
+            self._items = self.count(self.payload)
+        return self._items
 
     @property
     def document(self) -> Any:
@@ -73,6 +85,10 @@ class Event:
         """Return the event with another content; its position stays."""
         return replace(self, payload=orjson.dumps(document), _document=document)
 
+    def with_payload(self, payload: bytes) -> Event:
+        """Return the event with other bytes; its position stays."""
+        return replace(self, payload=payload, _document=None, _items=None)
+
     @property
     def size_bytes(self) -> int:
         """What it brings to a send."""
@@ -94,6 +110,8 @@ class ArrowData:
     ingestion_ns: int
     signal: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    # Its rows are what is counted.
+    items: ClassVar[None] = None
 
     @property
     def rows(self) -> int:
@@ -120,6 +138,7 @@ def events_of(
     signal: str = RAW_SIGNAL,
     first_row: int = 0,
     read: DocumentReader | None = None,
+    count: ItemCounter | None = None,
 ) -> list[Event]:
     """Return the events of a bundle of raw payloads, from `first_row` on."""
     ((slot, batch),) = bundle.slots.items()
@@ -136,6 +155,7 @@ def events_of(
             ingestion_ns=bundle.ingestion_ns,
             signal=signal,
             read=read,
+            count=count,
         )
         for row, (payload, headers) in enumerate(rows)
         if row >= first_row

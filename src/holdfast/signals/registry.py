@@ -11,7 +11,7 @@ from holdfast.quiver import Extractor
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
-from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader
+from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Signal, in_raw_slot
 
@@ -41,6 +41,7 @@ def _otlp(kind: OtlpKind) -> Signal:
         in_raw_slot(kind.slot),
         extractors={kind.slot: OtlpExtractor(kind)},
         read=document_reader(kind),
+        count=item_counter(kind),
         # Items carry their times, and every backend takes them in any order.
         promises_order=False,
     )
@@ -84,6 +85,16 @@ def readers() -> dict[str, DocumentReader]:
         slot: signal.read
         for signal in _signals
         if signal.read is not None
+        for slot in signal.extractors
+    }
+
+
+def signal_of_slot() -> dict[str, str]:
+    """Return the signals whose events are made of items, by their slots."""
+    return {
+        slot: signal.name
+        for signal in _signals
+        if signal.count is not None
         for slot in signal.extractors
     }
 

@@ -6,6 +6,7 @@
                 The first one is used where the configuration names none.
     extractors  by slot: what reads event time and keys out of stored rows.
     read        what makes a JSON document of a payload, if that is not JSON itself.
+    count       what counts the items of a payload, if it stands for several.
     promises_order   whether its units mean something else if they arrive in another order.
 
 Receivers name the signals that they produce, processors and exporters say with `Takes` what they
@@ -22,7 +23,7 @@ from typing import Any
 
 from holdfast.quiver import Bundle, Extractor
 from holdfast.quiver.base.frame import FrameKind
-from holdfast.signals.event import DocumentReader, Unit, arrow_data_of, events_of
+from holdfast.signals.event import DocumentReader, ItemCounter, Unit, arrow_data_of, events_of
 
 
 class Form(StrEnum):
@@ -56,6 +57,7 @@ class Signal:
     # None: one unit for each raw event, or one for all slots of an Arrow bundle.
     split: Split | None = None
     read: DocumentReader | None = None
+    count: ItemCounter | None = None
     promises_order: bool = True
 
     def units(self, bundle: Bundle, quiver_id: str, first_row: int) -> Sequence[Unit]:
@@ -64,7 +66,7 @@ class Signal:
             return self.split(bundle, quiver_id, self.name, first_row)
         if self.form is Form.ARROW:
             return arrow_data_of(bundle, quiver_id, self.name, first_row)
-        return events_of(bundle, quiver_id, self.name, first_row, self.read)
+        return events_of(bundle, quiver_id, self.name, first_row, self.read, self.count)
 
     def order_key(self, name: str | None) -> Callable[[Any], str] | None:
         """Return what finds the order key of that name; None if the signal has none."""

@@ -47,7 +47,7 @@ def compare(seed: int, count: int) -> tuple[int, int]:
             taken += 1
             found = codec.contents(kind, body)
             assert found == contents_of(reading), about
-            assert items == found.items, about
+            assert items == found.items == codec.count(kind, body), about
             assert b"".join(codec.split(body, 64)) == body, about
     return taken, count - taken
 

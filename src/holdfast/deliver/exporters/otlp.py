@@ -8,6 +8,7 @@ is cut at the borders of resources. Nothing is decoded.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, Self
@@ -231,8 +232,8 @@ class OtlpExporter:
                 self._transports[kind] = by_url[url]
         self.max_batch_events = config.max_batch_events
         self.max_batch_bytes = min(config.max_batch_bytes, config.max_request_bytes)
-        # Items that a backend said it did not take, of requests that it took.
-        self.rejected_items = 0
+        # Items that the backend said it left out, of requests that it took.
+        self._rejected_total = 0
         self._warned_s: float | None = None
 
     async def start(self) -> None:
@@ -247,11 +248,13 @@ class OtlpExporter:
 
     async def send(self, events: Sequence[Event]) -> Answer:
         failed: dict[int, Failure] = {}
+        rejected = Counter[str]()
         ended: Failure | None = None
         for key, run in groupby(enumerate(events), lambda one: _joins_with(one[1])):
             places = [index for index, _ in run]
             if ended is None:
-                failure = await self._send_run(key, [events[index].payload for index in places])
+                payloads = [events[index].payload for index in places]
+                failure = await self._send_run(key, payloads, rejected)
                 if failure is not None and failure.kind not in _REFUSALS:
                     # Nothing overtakes what was not delivered.
                     ended = failure
@@ -259,21 +262,28 @@ class OtlpExporter:
                 failure = ended
             if failure is not None:
                 failed.update(dict.fromkeys(places, failure))
-        return Answer(failed)
+        return Answer(failed, rejected)
 
-    async def _send_run(self, key: _RunKey, bodies: list[bytes]) -> Failure | None:
+    async def _send_run(
+        self, key: _RunKey, bodies: list[bytes], rejected: Counter[str]
+    ) -> Failure | None:
         """Send requests that can be joined; those that are too large alone in parts."""
         kind, kept = OtlpKind(key.signal), dict(key.headers)
         body = b"".join(bodies)
         if len(body) <= self._config.max_request_bytes:
-            failure = await self._send_one(kind, body, kept)
+            failure = await self._send_one(kind, body, kept, rejected)
             if len(bodies) > 1 or failure is None or failure.kind is not FailureClass.TOO_LARGE:
                 return failure
-            return await self._send_parts(kind, body, kept, len(body) // 2)
-        return await self._send_parts(kind, body, kept, self._config.max_request_bytes)
+            return await self._send_parts(kind, body, kept, rejected, len(body) // 2)
+        return await self._send_parts(kind, body, kept, rejected, self._config.max_request_bytes)
 
     async def _send_parts(
-        self, kind: OtlpKind, body: bytes, kept: Mapping[str, str], max_bytes: int
+        self,
+        kind: OtlpKind,
+        body: bytes,
+        kept: Mapping[str, str],
+        rejected: Counter[str],
+        max_bytes: int,
     ) -> Failure | None:
         """Send a request in parts, as small as it takes."""
         from holdfast.signals.otlp.codec import split
@@ -290,18 +300,20 @@ class OtlpExporter:
             return Failure(FailureClass.TOO_LARGE, "one resource is too large", "resource")
         for part in parts:
             failure = (
-                await self._send_one(kind, part, kept)
+                await self._send_one(kind, part, kept, rejected)
                 if len(part) <= self._config.max_request_bytes
-                else await self._send_parts(kind, part, kept, self._config.max_request_bytes)
+                else await self._send_parts(
+                    kind, part, kept, rejected, self._config.max_request_bytes
+                )
             )
             if failure is not None and failure.kind is FailureClass.TOO_LARGE:
-                failure = await self._send_parts(kind, part, kept, len(part) // 2)
+                failure = await self._send_parts(kind, part, kept, rejected, len(part) // 2)
             if failure is not None:
                 return failure
         return None
 
     async def _send_one(
-        self, kind: OtlpKind, body: bytes, kept: Mapping[str, str]
+        self, kind: OtlpKind, body: bytes, kept: Mapping[str, str], rejected: Counter[str]
     ) -> Failure | None:
         """Send one request, and once more if a token had to be renewed."""
         transport = self._transports[kind]
@@ -319,15 +331,14 @@ class OtlpExporter:
                 answer = await transport.export(kind, body, headers)
         except SendFailed as failed:
             return failed.failure
-        self._note_partial_success(kind, answer)
+        if left_out := _rejected_items(answer):
+            rejected[kind.value] += left_out
+            self._tell_partial_success(kind, left_out)
         return None
 
-    def _note_partial_success(self, kind: OtlpKind, answer: bytes) -> None:
-        """Count items that the backend left out; it says that they must not be sent again."""
-        rejected = _rejected_items(answer)
-        if not rejected:
-            return
-        self.rejected_items += rejected
+    def _tell_partial_success(self, kind: OtlpKind, rejected: int) -> None:
+        """Log that the backend left out items; it says that they must not be sent again."""
+        self._rejected_total += rejected
         now_s = self._clock.monotonic_s()
         if self._warned_s is None or now_s - self._warned_s >= _WARNING_INTERVAL_S:
             self._warned_s = now_s
@@ -336,7 +347,7 @@ class OtlpExporter:
                 self._name,
                 rejected,
                 kind.items,
-                self.rejected_items,
+                self._rejected_total,
             )
 
 

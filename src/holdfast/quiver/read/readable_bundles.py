@@ -13,14 +13,16 @@ What is found at both is left out once.
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from holdfast.errors import Damaged
-from holdfast.quiver.base.frame import NOTHING, Totals
-from holdfast.quiver.base.held_bundle import HeldBundle
+from holdfast.quiver.base.bundle import decode_arrow, decode_raw
+from holdfast.quiver.base.frame import NOTHING, FrameKind, Totals
+from holdfast.quiver.base.held_bundle import HeldBundle, Unread
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.writer_state import OpenBuffer, WriterCounters
 from holdfast.quiver.segments.segment import (
@@ -35,6 +37,8 @@ from holdfast.quiver.segments.segment import (
 SEQ_MAX = 2**63 - 1
 # Bundle tables kept as Python lists; one is some MB for a segment of tiny bundles.
 INDEXES_MAX = 8
+# Bundles that are not sealed yet of which the slots are looked at, when ages are asked for.
+LOOKED_AT_MAX = 2000
 
 
 class NewestBundles(Protocol):
@@ -235,6 +239,47 @@ class ReadableBundles:
         held = (held for buffer in tail for held in buffer if _waits(subscriber, held.seq))
         return next((one.ingestion_ns for one in held), None)
 
+    def oldest_waiting_by_slot(self, subscriber: Subscriber) -> dict[str, int]:
+        """Return when the oldest bundle of each slot that waits for a subscriber was ingested.
+
+        A bundle table is read only where a slot may have its oldest: normally one for all. Of what
+        is not sealed yet the oldest `LOOKED_AT_MAX` are looked at, so a slot may be missing whose
+        bundles are all younger.
+        """
+        found: dict[str, int] = {}
+        segments, tail = self.snapshot()
+        for segment in segments:
+            first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+            missing = set(segment.summary.slots).difference(found)
+            if not missing or end <= subscriber.start_seq or not subscriber.unresolved(first, end):
+                continue
+            if len(segment.summary.slots) == 1 and self._untouched(subscriber, first, end):
+                found[missing.pop()] = segment.summary.min_ingestion_ns
+                continue
+            for slot, ingestion_ns in self._slots_waiting(segment, subscriber):
+                if slot in missing:
+                    found[slot] = ingestion_ns
+                    missing.remove(slot)
+                if not missing:
+                    break
+        waiting = (held for buffer in tail for held in buffer if _waits(subscriber, held.seq))
+        for held in itertools.islice(waiting, LOOKED_AT_MAX):
+            for slot in _slots_of(held):
+                found.setdefault(slot, held.ingestion_ns)
+        return found
+
+    def _slots_waiting(self, segment: Segment, subscriber: Subscriber) -> Iterator[tuple[str, int]]:
+        """Yield slot and time of the bundles of a segment that wait, oldest first."""
+        try:
+            index = self._index(segment)
+        except Damaged:
+            return
+        for place, seq in enumerate(index.seqs):
+            if _waits(subscriber, seq):
+                ingestion_ns = index.ref(place, seq).ingestion_ns
+                for number, _, _ in index.places(place):
+                    yield segment.summary.files[number].slot, ingestion_ns
+
     def unresolved(self, subscriber: Subscriber, segment: Segment) -> Totals:
         """Return what of a segment is not resolved for a subscriber."""
         first, end = segment.summary.first_seq, segment.summary.last_seq + 1
@@ -313,6 +358,15 @@ def _no_ref(place: int, owned_from: int) -> BundleRef:
 
 def _held_ref(held: HeldBundle, owned_from: int) -> BundleRef:
     return BundleRef(held.seq, held.events, len(held.payload), held.ingestion_ns, owned_from)
+
+
+def _slots_of(held: HeldBundle) -> list[str]:
+    """Return the slots of a bundle that is not sealed; none if its bytes wait on the disk."""
+    if isinstance(held.payload, Unread) or held.kind is FrameKind.CONTROL:
+        return []
+    if held.kind is FrameKind.RAW:
+        return [decode_raw(held.content()).slot]
+    return [slot.name for slot in decode_arrow(held.content())]
 
 
 def _waits(subscriber: Subscriber, seq: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from holdfast.signals.otlp.kinds import OtlpKind
-from holdfast.signals.otlp.messages import REQUESTS, RESPONSES, SHORT_REQUESTS
+from holdfast.signals.otlp.messages import COUNTED_REQUESTS, REQUESTS, RESPONSES, SHORT_REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
 
 SERVICE_NAME = "service.name"
@@ -46,6 +46,14 @@ def check(kind: OtlpKind, body: bytes) -> int:
     except DecodeError as error:
         if _NO_MEMORY in str(error):
             raise TooMuchMemory from error
+        raise NotOtlp("this is not a valid protobuf message of the kind") from error
+
+
+def count(kind: OtlpKind, body: bytes) -> int:
+    """Return how many items a request has that was checked; looks at no item."""
+    try:
+        return sum(map(len, item_lists(kind, COUNTED_REQUESTS[kind].FromString(body))))
+    except DecodeError as error:
         raise NotOtlp("this is not a valid protobuf message of the kind") from error
 
 

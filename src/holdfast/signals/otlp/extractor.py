@@ -84,6 +84,24 @@ def _lists(values: Sequence[Sequence[int | None]]) -> pa.Array:
     return pa.ListArray.from_arrays(ends, numbers([*chain.from_iterable(values)], _TIME))
 
 
+def item_counter(kind: OtlpKind) -> Callable[[bytes], int]:
+    """Return what counts the items of a stored request; 0 where bytes are none."""
+
+    def count(payload: bytes) -> int:
+        try:
+            from holdfast.signals.otlp import codec
+        except ModuleNotFoundError:
+            return 0  # then nothing here can have received it
+        from holdfast.signals.otlp.problem import NotOtlp
+
+        try:
+            return codec.count(kind, payload)
+        except NotOtlp:
+            return 0
+
+    return count
+
+
 def document_reader(kind: OtlpKind) -> Callable[..., Any]:
     """Return what makes OTLP's JSON of a stored request; bytes that are none are shown as such."""
 
