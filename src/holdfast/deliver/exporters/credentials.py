@@ -14,16 +14,16 @@ from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import quote_plus, urlencode
 
 import orjson
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from yarl import URL
 
 from holdfast.deliver.exporter import Failure, FailureClass
 from holdfast.deliver.exporters.classify import SendFailed, failure_of_status, is_success
 from holdfast.deliver.exporters.http_client import (
+    CheckedUrl,
     HttpClient,
     Reply,
     basic_authorization,
-    checked_url,
 )
 from holdfast.errors import BadConfig
 from holdfast.seam.clock import Clock
@@ -46,19 +46,37 @@ _OWN_HEADERS = frozenset(
 )
 
 
+def _checked_header_name(name: str) -> str:
+    """Return a name that a header may have, and that is not ours to set."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} is not the name of a header")
+    if name.lower() in _OWN_HEADERS:
+        raise ValueError(f"the header {name!r} is set by the exporter itself")
+    return name
+
+
+def _with_checked_names(headers: dict[str, Secret]) -> dict[str, Secret]:
+    for name in headers:
+        _checked_header_name(name)
+    return headers
+
+
+HeaderName = Annotated[str, AfterValidator(_checked_header_name)]
+# The names are checked together, not as the type of a key: a mistake is then reported for
+# `headers`, which is in the file, and not for a key of it.
+ExtraHeaders = Annotated[
+    dict[str, Secret], Field(max_length=64), AfterValidator(_with_checked_names)
+]
+
+
 class ApiKeyAuth(Settings):
     """A key in a header of its own."""
 
     type: Literal["api_key"]
     key: Secret
     """The key."""
-    header: str = "X-API-Key"
+    header: HeaderName = "X-API-Key"
     """Name of the header."""
-
-    @field_validator("header")
-    @classmethod
-    def _is_a_header_name(cls, value: str) -> str:
-        return checked_header_name(value)
 
 
 class BearerAuth(Settings):
@@ -90,7 +108,7 @@ class OAuth2Auth(Settings):
     """OAuth2 client credentials: a token is fetched, kept until shortly before it ends, renewed."""
 
     type: Literal["oauth2"]
-    token_url: str
+    token_url: CheckedUrl
     """Address of the token endpoint."""
     client_id: str
     """Our name there."""
@@ -104,11 +122,6 @@ class OAuth2Auth(Settings):
     """Where name and password are sent: in the Authorization header, or in the body."""
     timeout: DurationS = Field(default=15.0, gt=0)
     """How long the token endpoint may take."""
-
-    @field_validator("token_url")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        return checked_url(value)
 
 
 AuthSettings = Annotated[
@@ -217,10 +230,7 @@ def make_credentials(
     settings: AuthSettings | None, extra: Mapping[str, Secret], client: HttpClient, clock: Clock
 ) -> tuple[dict[str, str], Credentials]:
     """Return the headers of every request, and what lets it in."""
-    headers = {
-        checked_header_name(name): _header_value(f"headers.{name}", value)
-        for name, value in extra.items()
-    }
+    headers = {name: _header_value(f"headers.{name}", value) for name, value in extra.items()}
     if isinstance(settings, OAuth2Auth):
         return headers, OAuth2Credentials(settings, client, clock)
     return headers, FixedCredentials(_fixed_headers(settings))
@@ -235,15 +245,6 @@ def _fixed_headers(settings: ApiKeyAuth | BearerAuth | BasicAuth | None) -> dict
         password = settings.password.get_secret_value().rstrip("\r\n")
         return {"Authorization": basic_authorization(settings.username, password)}
     return {}
-
-
-def checked_header_name(name: str) -> str:
-    """Return a name that a header may have, and that is not ours to set."""
-    if not _HEADER_NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is not the name of a header")
-    if name.lower() in _OWN_HEADERS:
-        raise ValueError(f"the header {name!r} is set by the exporter itself")
-    return name
 
 
 def _header_value(key: str, secret: Secret) -> str:

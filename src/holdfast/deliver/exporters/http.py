@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 from yarl import URL
 
 from holdfast.deliver.exporter import (
@@ -34,7 +34,8 @@ from holdfast.deliver.exporters.classify import (
 )
 from holdfast.deliver.exporters.credentials import (
     AuthSettings,
-    checked_header_name,
+    ExtraHeaders,
+    HeaderName,
     make_credentials,
 )
 from holdfast.deliver.exporters.dialects import (
@@ -46,12 +47,13 @@ from holdfast.deliver.exporters.dialects import (
     read_batch_answer,
 )
 from holdfast.deliver.exporters.http_client import (
+    CheckedUrl,
+    EndpointPath,
     HttpClient,
     HttpClientSettings,
     Reply,
-    checked_url,
 )
-from holdfast.settings import Secret, SizeBytes
+from holdfast.settings import SizeBytes
 from holdfast.signals.event import Event
 
 IDEMPOTENCY_NAMES = {"header": "Idempotency-Key", "query": "requestId"}
@@ -70,7 +72,7 @@ _UNAUTHORIZED = 401
 class Config(HttpClientSettings):
     """An OpenLineage backend that takes events over HTTP."""
 
-    url: str
+    url: CheckedUrl
     """Address of the backend. A path in it stands before `path`, unless it ends with that already;
     a query goes along."""
 
@@ -80,7 +82,7 @@ class Config(HttpClientSettings):
     dialect: DialectName | None = None
     """How events stand in a request: `single`, `batch_array`, `batch_object`, `batch_ndjson`."""
 
-    path: str | None = None
+    path: EndpointPath | None = None
     """Path of the endpoint, if it is not the preset's; empty if `url` has all of it."""
 
     batch_answer: Literal["partial_success", "status"] = "partial_success"
@@ -101,38 +103,14 @@ class Config(HttpClientSettings):
     idempotency: Literal["header", "query", "none"] = "header"
     """Where a key goes that is the same each time a request is sent again."""
 
-    idempotency_name: str | None = None
+    idempotency_name: HeaderName | None = None
     """Name of that header or parameter, if it is not `Idempotency-Key` or `requestId`."""
 
     auth: AuthSettings | None = None
     """Credentials, by `type`: `api_key`, `bearer`, `basic`, `oauth2`."""
 
-    headers: dict[str, Secret] = Field(default_factory=dict, max_length=64)
+    headers: ExtraHeaders = Field(default_factory=dict)
     """Further headers. Their values are treated as secrets."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        return checked_url(value)
-
-    @field_validator("path")
-    @classmethod
-    def _begins_at_the_root(cls, value: str | None) -> str | None:
-        if value and not value.startswith("/"):
-            raise ValueError("a path begins with `/`")
-        return value
-
-    @field_validator("headers")
-    @classmethod
-    def _are_header_names(cls, value: dict[str, Secret]) -> dict[str, Secret]:
-        for name in value:
-            checked_header_name(name)
-        return value
-
-    @field_validator("idempotency_name")
-    @classmethod
-    def _is_a_name(cls, value: str | None) -> str | None:
-        return value if value is None else checked_header_name(value)
 
 
 def make(config: Config, context: ExporterContext) -> Exporter:

@@ -16,10 +16,10 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 import aiohttp
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from yarl import URL
 
 from holdfast import __version__
@@ -37,6 +37,31 @@ FAILED_STATUS = 500
 
 # Smaller bodies are handed over whole.
 WHOLE_BODY_BYTES = 512 * 1024
+
+
+def _checked_url(value: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
+    try:
+        url = URL(value)
+        usable = url.scheme in schemes and bool(url.host)
+    except ValueError:
+        url, usable = URL(), False
+    if url.user is not None or url.password is not None:
+        raise ValueError("an address must not hold a user or a password; there are keys for them")
+    if not usable:
+        raise ValueError(f"not an address that begins with {' or '.join(schemes)}://")
+    return value
+
+
+def _checked_path(value: str) -> str:
+    if value and not value.startswith("/"):
+        raise ValueError("a path begins with `/`")
+    return value
+
+
+# An address that has a scheme, a host and no password in it.
+CheckedUrl = Annotated[str, AfterValidator(_checked_url)]
+# What is added to an address; empty if the address has all of it.
+EndpointPath = Annotated[str, AfterValidator(_checked_path)]
 
 
 class ClientTls(Settings):
@@ -76,7 +101,7 @@ class ProxySettings(Settings):
     @field_validator("url")
     @classmethod
     def _is_plain_http(cls, value: str) -> str:
-        return checked_url(value, schemes=("http",))
+        return _checked_url(value, schemes=("http",))
 
 
 class HttpClientSettings(FileSettings):
@@ -109,20 +134,6 @@ class HttpClientSettings(FileSettings):
         if self.connect_timeout > self.total_timeout:
             raise ValueError("`connect_timeout` must not be longer than `total_timeout`")
         return self
-
-
-def checked_url(value: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
-    """Return an address that has a scheme, a host and no password in it."""
-    try:
-        url = URL(value)
-        usable = url.scheme in schemes and bool(url.host)
-    except ValueError:
-        url, usable = URL(), False
-    if url.user is not None or url.password is not None:
-        raise ValueError("an address must not hold a user or a password; there are keys for them")
-    if not usable:
-        raise ValueError(f"not an address that begins with {' or '.join(schemes)}://")
-    return value
 
 
 @dataclass(frozen=True)

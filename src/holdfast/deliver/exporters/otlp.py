@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from yarl import URL
 
 from holdfast.deliver.exporter import (
@@ -26,13 +26,18 @@ from holdfast.deliver.exporter import (
 from holdfast.deliver.exporters.classify import SendFailed
 from holdfast.deliver.exporters.credentials import (
     AuthSettings,
-    checked_header_name,
+    ExtraHeaders,
     make_credentials,
 )
-from holdfast.deliver.exporters.http_client import HttpClient, HttpClientSettings, checked_url
+from holdfast.deliver.exporters.http_client import (
+    CheckedUrl,
+    EndpointPath,
+    HttpClient,
+    HttpClientSettings,
+)
 from holdfast.extras import need
 from holdfast.grpc.status import fields_of
-from holdfast.settings import FileSettings, Secret, SizeBytes
+from holdfast.settings import FileSettings, SizeBytes
 from holdfast.signals.event import Event
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Takes
@@ -82,37 +87,18 @@ OTLP_PRESETS: dict[OtlpPresetName, OtlpPreset] = {
 class EndpointSettings(FileSettings):
     """Where one signal goes, if that differs."""
 
-    url: str | None = None
+    url: CheckedUrl | None = None
     """Address of the backend for this signal."""
-    path: str | None = None
+    path: EndpointPath | None = None
     """Path of the endpoint, over HTTP; empty if `url` has all of it."""
-    headers: dict[str, Secret] = Field(default_factory=dict, max_length=64)
+    headers: ExtraHeaders = Field(default_factory=dict)
     """Further headers for this signal. Their values are treated as secrets."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
-        return value if value is None else checked_url(value)
-
-    @field_validator("path")
-    @classmethod
-    def _begins_at_the_root(cls, value: str | None) -> str | None:
-        if value and not value.startswith("/"):
-            raise ValueError("a path begins with `/`")
-        return value
-
-    @field_validator("headers")
-    @classmethod
-    def _are_header_names(cls, value: dict[str, Secret]) -> dict[str, Secret]:
-        for name in value:
-            checked_header_name(name)
-        return value
 
 
 class Config(HttpClientSettings):
     """A backend that takes OTLP: another collector, Jaeger, Tempo, Loki, Prometheus, Mimir."""
 
-    url: str
+    url: CheckedUrl
     """Address of the backend, such as `http://localhost:4317`; `https` speaks TLS. Over HTTP the
     path of the signal is added (`/v1/traces`)."""
     preset: OtlpPresetName = "otlp"
@@ -136,7 +122,7 @@ class Config(HttpClientSettings):
     over gRPC unless they are told otherwise."""
     auth: AuthSettings | None = None
     """Credentials, by `type`: `api_key`, `bearer`, `basic`, `oauth2`."""
-    headers: dict[str, Secret] = Field(default_factory=dict, max_length=64)
+    headers: ExtraHeaders = Field(default_factory=dict)
     """Further headers of every request, such as a tenant. Their values are treated as secrets."""
 
     @model_validator(mode="before")
@@ -151,18 +137,6 @@ class Config(HttpClientSettings):
                 raise ValueError(f"{key!r} and {name!r} are the same; keep one of them")
             ours[name] = item
         return ours
-
-    @field_validator("url")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        return checked_url(value)
-
-    @field_validator("headers")
-    @classmethod
-    def _are_header_names(cls, value: dict[str, Secret]) -> dict[str, Secret]:
-        for name in value:
-            checked_header_name(name)
-        return value
 
     @model_validator(mode="after")
     def _fits_the_protocol(self) -> Self:
