@@ -10,13 +10,9 @@ from tests.dead_letters.letters import START_NS, invalid, poison
 
 from holdfast.dead_letters import letter as letter_module
 from holdfast.dead_letters.letter import SECRET_NAMES, Letter
-from holdfast.dead_letters.queue import (
-    ENVELOPE_BYTES,
-    DeadLettersSettings,
-    RejectedSettings,
-    UndeliveredSettings,
-)
+from holdfast.dead_letters.queue import ENVELOPE_BYTES, DeadLettersSettings
 from holdfast.quiver import Position
+from holdfast.settings.keys import key_of
 from holdfast.signals.event import Event
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -63,14 +59,13 @@ def test_the_bounds_are_the_code_s() -> None:
 def test_every_option_is_in_the_guide_with_its_default() -> None:
     table = GUIDE.split("## Bounds")[1].split("\n\n")[1]
     rows = dict(re.findall(r"^\| `dead_letters\.([\w.]+)` \| (.+?) \|", table, re.MULTILINE))
-    options = [f"rejected.{name}" for name in RejectedSettings.model_fields]
-    options += [f"undelivered.{name}" for name in UndeliveredSettings.model_fields]
-    assert sorted(rows) == sorted(options)
-    settings = DeadLettersSettings()
+    values = {}
+    for name, part in DeadLettersSettings():
+        for field, value in part:
+            is_largest = field == "max_letter_bytes"
+            values[f"{name}.{key_of(field)}"] = part.largest_bytes if is_largest else value
+    assert sorted(rows) == sorted(values)
     for option, shown in rows.items():
-        store, field = option.split(".")
-        part = settings.rejected if store == "rejected" else settings.undelivered
-        value = part.largest_bytes if field == "max_letter_bytes" else getattr(part, field)
         number, _, unit = shown.partition(" ")
         factor = {"": 1, "s": 1, "MB": 1 << 20, "GB": 1 << 30, "days": 86400}[unit]
-        assert float(number) * factor == value, option
+        assert float(number) * factor == values[option], option

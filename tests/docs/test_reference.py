@@ -38,6 +38,7 @@ from holdfast.receive.responses import STATUS_OF
 from holdfast.remote import ClientSettings, FlightSettings, PlannedRange
 from holdfast.remote.owner import KINDS
 from holdfast.remote.wire import VERSION
+from holdfast.settings.keys import key_of
 from holdfast.settings.units import parse_duration_s, parse_size_bytes
 from holdfast.signals.openlineage.facts import FACETS, PLACES, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS
@@ -162,8 +163,9 @@ def of_http_api(page: str) -> Claims:
     yield "reasons", told, [(str(reason), status) for reason, status in STATUS_OF.items()]
     for group, settings in (("limits", RequestLimits()), ("connections", ConnectionSettings())):
         bounds = re.findall(rf"^\| `{group}\.(\w+)` \| (\S+) \|", page, re.MULTILINE)
-        told_bounds = [(name, parsed_bound(name, shown)) for name, shown in bounds]
-        yield group, told_bounds, [(n, getattr(settings, n)) for n in type(settings).model_fields]
+        told_bounds = [(key, parsed_bound(shown)) for key, shown in bounds]
+        fields = type(settings).model_fields
+        yield group, told_bounds, [(key_of(name), getattr(settings, name)) for name in fields]
     plain = page.replace("POST ", "")
     yield "paths not told", [one for one in Config().all_paths if f"`{one}`" not in plain], []
     (example,) = yaml_blocks(page)
@@ -172,11 +174,10 @@ def of_http_api(page: str) -> Claims:
     yield "example", namespaces, ("airflow-*", "s3://lake-*")
 
 
-def parsed_bound(name: str, shown: str) -> float:
+def parsed_bound(shown: str) -> float:
     if shown.isdecimal():
         return int(shown)
-    is_duration = name.endswith("_s") and "bytes" not in name
-    return parse_duration_s(shown) if is_duration else parse_size_bytes(shown)
+    return parse_duration_s(shown) if shown.endswith("s") else parse_size_bytes(shown)
 
 
 def of_flight(page: str) -> Claims:
