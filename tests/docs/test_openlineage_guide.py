@@ -1,30 +1,20 @@
 """The guide to protected lineage: what it says to type is typed, what it configures is loaded.
 
-Comments that a reader does not see say what is to be done with the block that follows:
+Its marks, besides those of every guide that is run (tests/support/guide.py):
 
-    run            typed into one shell, together with all others, in a folder of its own
-    file: NAME     written to that file first
     merge          added to gateway.yaml, which must then be sound
     client: …      given to OpenLineage's own client, or to what reads it
     alerts         Prometheus' rules: every metric in them exists
     check: syntax  not run, because it changes the machine
-
-and what must be seen after it: `shows: TEXT`; `wait: COMMAND` waits until a command succeeds.
 """
 
 from __future__ import annotations
 
 import configparser
-import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +23,8 @@ import yaml
 from openlineage.client import OpenLineageClient
 from openlineage.client.transport import get_default_factory
 from openlineage.client.transport.http import HttpTransport
-from tests.patience import PATIENCE_S
 from tests.ports import free_port
+from tests.support.guide import Block, blocks, logs_in, typed
 
 from holdfast.graph.loader import load
 from holdfast.operate.gateway_metrics import ALL_METRICS
@@ -42,52 +32,23 @@ from holdfast.operate.gateway_metrics import ALL_METRICS
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guide" / "openlineage.md"
 URL = "http://127.0.0.1:5000"
-_BLOCK = re.compile(
-    r"(?:<!-- (?P<mark>[^>]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```\n"
-    r"(?P<after>(?:<!-- (?:shows|wait): [^\n]* -->\n)*)",
-    re.DOTALL,
-)
-_AFTER = re.compile(r"<!-- (shows|wait): (.*) -->")
-
-
-@dataclass
-class Block:
-    """A snippet, and what is to be done with it."""
-
-    mark: str
-    language: str
-    text: str
-    shows: list[str] = field(default_factory=list)
-    waits: list[str] = field(default_factory=list)
-
-
-def blocks(guide: Path = GUIDE) -> Iterator[Block]:
-    for found in _BLOCK.finditer(guide.read_text()):
-        after = _AFTER.findall(found["after"])
-        yield Block(
-            found["mark"] or "",
-            found["language"],
-            found["text"],
-            [text for kind, text in after if kind == "shows"],
-            [text for kind, text in after if kind == "wait"],
-        )
 
 
 def marked(mark: str) -> list[Block]:
-    found = [block for block in blocks() if block.mark.partition(":")[0] == mark]
+    found = [block for block in blocks(GUIDE) if block.mark.partition(":")[0] == mark]
     assert found, mark
     return found
 
 
 def the_client(which: str) -> Block:
-    (found,) = [block for block in blocks() if block.mark == f"client: {which}"]
+    (found,) = [block for block in blocks(GUIDE) if block.mark == f"client: {which}"]
     return found
 
 
 def test_something_is_done_with_every_block() -> None:
-    assert GUIDE.read_text().count("```") == 2 * len(list(blocks()))
+    assert GUIDE.read_text().count("```") == 2 * len(list(blocks(GUIDE)))
     known = ("run", "file", "merge", "client", "alerts", "check")
-    for block in blocks():
+    for block in blocks(GUIDE):
         wanted = () if block.language == "text" else known
         assert block.mark.partition(":")[0] in wanted or block.language == "text", block.text
         assert not (block.shows or block.waits) or block.mark.startswith("run"), block.text
@@ -112,50 +73,18 @@ def test_the_story_is_true(tmp_path: Path) -> None:
             text = text.replace("    to: [marquez]", listen)
             text += f"admin: {{listen: 127.0.0.1:{ports['8480']}}}\n"
         (tmp_path / block.mark.partition(": ")[2]).write_text(text)
-    typed = [block for block in marked("run") if block.mark == "run" or shutil.which("curl")]
-    outputs = run_in_bash(tmp_path, [script_of(here(b.text), b.waits) for b in typed])
-    logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
-    assert len(outputs) == len(typed), f"{outputs[-1:]}\n{logs}"
-    for block, output in zip(typed, outputs, strict=True):
+    steps = [block for block in marked("run") if block.mark == "run" or shutil.which("curl")]
+    # At the end they write what they still have.
+    ended = "kill $GATEWAY $BACKEND; wait $GATEWAY $BACKEND\n"
+    with typed(tmp_path, [*(here(block.script()) for block in steps), ended]) as outputs:
+        logs = logs_in(tmp_path)
+    assert len(outputs) == len(steps) + 1, f"{outputs[-1:]}\n{logs}"
+    for block, output in zip(steps, outputs, strict=False):
         for text in block.shows:
             assert text in output, f"{text!r} is not in\n{output}\n{logs}"
     types = re.findall(r" (\w+) my-team/orders_daily run ", (tmp_path / "backend.out").read_text())
     assert types[:2] == ["START", "COMPLETE"]
     assert logs.count("marquez: fails, transient connect") >= 1
-
-
-def script_of(text: str, waits: list[str]) -> str:
-    """Return what is typed, and what is waited for afterwards."""
-    return text + "".join(f"until {wait}; do sleep 0.1; done\n" for wait in waits)
-
-
-def run_in_bash(folder: Path, scripts: list[str]) -> list[str]:
-    """Type scripts into one shell; return what each of them printed."""
-    end = "=== end of a block ==="
-    whole = "".join(f"{script}echo '{end}'\n" for script in scripts)
-    script = folder / "typed.sh"
-    script.write_text(f"set -e\n{whole}kill $GATEWAY $BACKEND\nwait $GATEWAY $BACKEND\n")
-    output = folder / "typed.out"
-    tools = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "200"}
-    with output.open("wb") as file:
-        shell = subprocess.Popen(
-            ["bash", str(script)],
-            cwd=folder,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-            start_new_session=True,
-        )
-        try:
-            shell.wait(PATIENCE_S)
-        finally:
-            # What it left in the background, if anything, is in its group.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(shell.pid, signal.SIGKILL)
-            shell.wait()
-    return output.read_text().split(f"{end}\n")[:-1]
 
 
 @pytest.mark.parametrize("block", marked("check") + marked("run"), ids=lambda b: b.text[:20])
