@@ -384,6 +384,12 @@ def test_presets_know_their_paths(preset: Any, kind: OtlpKind, target: str) -> N
     assert otlp.endpoint_of(whole, kind).path == target
 
 
+def test_an_address_without_a_path_to_add_is_taken_to_the_letter() -> None:
+    logs_only = otlp.EndpointSettings(url="http://there:1/all/of/it/", path="")
+    config = otlp.Config(url="http://other:1", protocol="http", logs=logs_only)
+    assert str(otlp.endpoint_of(config, OtlpKind.LOGS)) == "http://there:1/all/of/it/"
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field
-from yarl import URL
 
 from holdfast.deliver.exporter import (
     ALL_DELIVERED,
@@ -52,6 +51,7 @@ from holdfast.deliver.exporters.http_client import (
     HttpClient,
     HttpClientSettings,
     Reply,
+    endpoint_url,
 )
 from holdfast.settings import SizeBytes
 from holdfast.signals.event import Event
@@ -127,7 +127,7 @@ class HttpExporter:
         path = preset.path(name) if config.path is None else config.path
         self._config = config
         self._dialect = DIALECTS[name]
-        self._url = _endpoint(config.url, path)
+        self._url = endpoint_url(config.url, path)
         self._clock = context.seam.clock
         self._client = HttpClient(config, context)
         self._headers, self._credentials = make_credentials(
@@ -219,17 +219,6 @@ class HttpExporter:
 _NOT_JSON = Failure(
     FailureClass.PERMANENT, "the event is not JSON, so no batch can hold it", "json"
 )
-
-
-def _endpoint(address: str, path: str) -> URL:
-    url = URL(address)
-    whole = url.raw_path
-    if path:
-        # Whoever writes the whole address means it: a path twice would be a 404 for everything.
-        before = whole.rstrip("/")
-        whole = before if before.endswith(path) else before + path
-    query = f"?{url.raw_query_string}" if url.raw_query_string else ""
-    return URL(f"{url.origin()}{whole}{query}", encoded=True)
 
 
 def _idempotency_key(events: Sequence[Event]) -> str:

@@ -136,6 +136,21 @@ class HttpClientSettings(FileSettings):
         return self
 
 
+def endpoint_url(address: str, path: str) -> URL:
+    """Return where an endpoint is: the path behind that of the address, with the address's query.
+
+    An address that ends with the path already is the whole one, and an address without a path to
+    add is taken to the letter: a path twice, or a slash less, would be a 404 for everything.
+    """
+    url = URL(address)
+    whole = url.raw_path
+    if path:
+        before = whole.rstrip("/")
+        whole = before if before.endswith(path) else before + path
+    query = f"?{url.raw_query_string}" if url.raw_query_string else ""
+    return URL(f"{url.origin()}{whole}{query}", encoded=True)
+
+
 @dataclass(frozen=True)
 class Reply:
     """An answer: its status, its headers, and its body if all of it was read."""

@@ -34,6 +34,7 @@ from holdfast.deliver.exporters.http_client import (
     EndpointPath,
     HttpClient,
     HttpClientSettings,
+    endpoint_url,
 )
 from holdfast.extras import need
 from holdfast.grpc.status import fields_of
@@ -353,12 +354,5 @@ def _joins_with(event: Event) -> _RunKey:
 def endpoint_of(config: Config, kind: OtlpKind) -> URL:
     """Return where a signal is posted to over HTTP."""
     own = config.of(kind)
-    url = URL(own.url or config.url)
-    path = own.path
-    if path is None:
-        path = OTLP_PRESETS[config.preset].prefix + kind.http_path
-    before = url.raw_path.rstrip("/")
-    # Whoever writes the whole address means it.
-    whole = before if before.endswith(path) else before + path
-    query = f"?{url.raw_query_string}" if url.raw_query_string else ""
-    return URL(f"{url.origin()}{whole}{query}", encoded=True)
+    path = OTLP_PRESETS[config.preset].prefix + kind.http_path if own.path is None else own.path
+    return endpoint_url(own.url or config.url, path)
