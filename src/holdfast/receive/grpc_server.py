@@ -6,7 +6,6 @@ later is UNAVAILABLE with the time to wait, as it is 503 there.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from holdfast.errors import BundleTooLarge, NotAccepted
@@ -19,13 +18,7 @@ from holdfast.grpc.status import CallFailed, StatusCode
 from holdfast.receive.admission import ANYBODY, Admission, Admitted, TokenClient, Tokens
 from holdfast.receive.body import BodyLimits
 from holdfast.receive.http_app import RequestCounts
-from holdfast.receive.listening import (
-    ListenerTls,
-    RotatingTls,
-    bind_sockets,
-    parse_address,
-    url_of,
-)
+from holdfast.receive.listening import CUT_GRACE_S, ListenerTls, ListeningPort, until_empty
 from holdfast.receive.receiver import RareWarnings, ReceiverContext
 from holdfast.receive.responses import RETRY_AFTER_MAX_S, RETRY_AFTER_S, Reason, Refused
 
@@ -51,13 +44,6 @@ _REASON_OF = {
     StatusCode.DEADLINE_EXCEEDED: Reason.TIMEOUT,
 }
 _ALPN = ("h2",)
-# How often deadlines are looked at: a fraction of the shortest, within these bounds.
-_SWEEP_MIN_S = 0.02
-_SWEEP_MAX_S = 1.0
-_SWEEPS_PER_TIMEOUT = 4
-_STOP_CHECK_S = 0.01
-# After the time to drain: for connections that are cut to be gone.
-_CUT_GRACE_S = 2.0
 
 
 class GrpcPlace:
@@ -153,11 +139,11 @@ class GrpcServer:
         settings: GrpcSettings | None = None,
     ) -> None:
         """Do not listen yet."""
-        self._listen = parse_address(listen)
-        self._context = context
         self._settings = settings or GrpcSettings()
-        self._tls = tls
-        self._rotating: RotatingTls | None = None
+        self._base_dir = context.base_dir
+        self._port = ListeningPort(
+            listen, tls, backlog=self._settings.backlog, reuse_port=context.reuse_port
+        )
         self._gate = gate
         services = {path.split("/")[1] for path in methods}
         health = HealthMethod(services, lambda: not self._gate.is_stopping)
@@ -173,9 +159,11 @@ class GrpcServer:
             ),
             context.seam,
         )
-        self._servers: list[asyncio.Server] = []
-        self._sweep: asyncio.Task[None] | None = None
-        self.addresses: list[str] = []
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it is reached, such as `grpc://127.0.0.1:4317`; empty unless it listens."""
+        return self._port.addresses
 
     @property
     def connections(self) -> int:
@@ -184,66 +172,33 @@ class GrpcServer:
 
     async def start(self) -> None:
         """Listen on all addresses of the host."""
-        loop = asyncio.get_running_loop()
-        if self._tls is not None:
-            self._rotating = RotatingTls(self._tls, self._context.base_dir, _ALPN)
-        context = self._rotating.context if self._rotating else None
-        scheme = "grpcs" if self._tls else "grpc"
-        for listening in await bind_sockets(
-            self._listen, backlog=self._settings.backlog, reuse_port=self._context.reuse_port
-        ):
-            self._servers.append(
-                await loop.create_server(
-                    self._connections.connection,
-                    sock=listening,
-                    backlog=self._settings.backlog,
-                    ssl=context,
-                    ssl_handshake_timeout=self._settings.header_timeout_s if context else None,
-                )
-            )
-            self.addresses.append(url_of(listening, scheme))
-        self._sweep = asyncio.create_task(self._look_at_deadlines())
+        settings = self._settings
+        await self._port.open(
+            self._connections.connection,
+            "grpc",
+            self._base_dir,
+            alpn=_ALPN,
+            handshake_timeout_s=settings.header_timeout_s,
+            sweep=self._connections.expire,
+            shortest_timeout_s=min(
+                settings.header_timeout_s,
+                settings.idle_timeout_s,
+                settings.max_age_s,
+                settings.drain_timeout_s,
+                settings.send_timeout_s,
+                self._connections.limits.timeout_s,
+            ),
+        )
 
     async def stop(self, drain_s: float) -> None:
         """Take no new calls, finish those under way for at most `drain_s`, then cut the rest."""
         self._gate.is_stopping = True
-        for server in self._servers:
-            server.close()
+        self._port.refuse_new()
         self._connections.leave()
-        await self._until_empty(drain_s)
+        await until_empty(self._is_empty, drain_s)
         self._connections.cut()
-        await self._until_empty(_CUT_GRACE_S)
-        if self._sweep is not None:
-            self._sweep.cancel()
-            await asyncio.wait([self._sweep])
-        for server in self._servers:
-            await server.wait_closed()
-        self._servers = []
-        self.addresses = []
+        await until_empty(self._is_empty, CUT_GRACE_S)
+        await self._port.close()
 
-    async def _until_empty(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        while self._connections.open or self._connections.tasks:
-            if loop.time() >= deadline_s:
-                return
-            await asyncio.sleep(_STOP_CHECK_S)
-
-    async def _look_at_deadlines(self) -> None:
-        """End what took too long, and keep the certificates right."""
-        settings = self._settings
-        shortest_s = min(
-            settings.header_timeout_s,
-            settings.idle_timeout_s,
-            settings.max_age_s,
-            settings.drain_timeout_s,
-            settings.send_timeout_s,
-            self._connections.limits.timeout_s,
-        )
-        pause_s = min(max(shortest_s / _SWEEPS_PER_TIMEOUT, _SWEEP_MIN_S), _SWEEP_MAX_S)
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(pause_s)
-            if self._rotating is not None:
-                self._rotating.refresh()
-            self._connections.expire(loop.time())
+    def _is_empty(self) -> bool:
+        return not (self._connections.open or self._connections.tasks)

@@ -6,7 +6,6 @@ taken, and wakes ten times a second. Its protocol is what we want of it.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
@@ -21,23 +20,8 @@ from holdfast.receive.connection import (
     ConnectionSettings,
     FastPath,
 )
-from holdfast.receive.listening import (
-    ListenerTls,
-    RotatingTls,
-    bind_sockets,
-    parse_address,
-    url_of,
-)
+from holdfast.receive.listening import CUT_GRACE_S, ListenerTls, ListeningPort, until_empty
 from holdfast.receive.responses import AsgiApp, Receive, Scope, Send
-
-# How often deadlines are looked at: a fraction of the shortest, within these bounds.
-_SWEEP_MIN_S = 0.02
-_SWEEP_MAX_S = 1.0
-_SWEEPS_PER_TIMEOUT = 4
-# How often a stopping server looks whether it is empty.
-_STOP_CHECK_S = 0.01
-# After the time to drain: for connections that are cut to be gone, and for their apps to end.
-_CUT_GRACE_S = 2.0
 
 
 class HttpServer:
@@ -61,22 +45,21 @@ class HttpServer:
         """
         self._app = _Routes(app, extra_routes) if extra_routes else app
         self._fast_path = fast_path
-        self._listen = parse_address(listen)
-        self._tls = tls
-        self._rotating: RotatingTls | None = None
         self._limits = limits or ConnectionSettings()
         self._base_dir = base_dir or Path()
-        self._reuse_port = reuse_port
+        self._port = ListeningPort(listen, tls, backlog=self._limits.backlog, reuse_port=reuse_port)
         self._state = ServerState()
         self._counts = ConnectionCounts()
-        self._servers: list[asyncio.Server] = []
-        self._sweep: asyncio.Task[None] | None = None
-        self.addresses: list[str] = []
 
     @property
     def requests(self) -> int:
         """Requests answered since the start."""
         return self._state.total_requests
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where it is reached, such as `http://127.0.0.1:5000`; empty unless it listens."""
+        return self._port.addresses
 
     @property
     def connections(self) -> int:
@@ -90,10 +73,6 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen on all addresses of the host."""
-        loop = asyncio.get_running_loop()
-        if self._tls is not None:
-            self._rotating = RotatingTls(self._tls, self._base_dir)
-        context = self._rotating.context if self._rotating else None
         config = Config(
             cast("type[AsgiApp]", self._app),
             interface="asgi3",
@@ -112,72 +91,45 @@ class HttpServer:
             )
 
         self._refresh_date()
-        scheme = "https" if self._tls else "http"
-        for listening in await bind_sockets(
-            self._listen, backlog=self._limits.backlog, reuse_port=self._reuse_port
-        ):
-            self._servers.append(
-                await loop.create_server(
-                    connection,
-                    sock=listening,
-                    backlog=self._limits.backlog,
-                    ssl=context,
-                    ssl_handshake_timeout=self._limits.header_timeout_s if context else None,
-                )
-            )
-            self.addresses.append(url_of(listening, scheme))
-        self._sweep = asyncio.create_task(self._look_at_deadlines())
+        limits = self._limits
+        await self._port.open(
+            connection,
+            "http",
+            self._base_dir,
+            handshake_timeout_s=limits.header_timeout_s,
+            sweep=self._expire,
+            shortest_timeout_s=min(
+                limits.header_timeout_s,
+                limits.keep_alive_s,
+                limits.send_timeout_s,
+                limits.unread_timeout_s,
+            ),
+        )
 
     async def stop(self, drain_s: float) -> None:
         """Take no new connections, finish requests for at most `drain_s`, then cut the rest."""
-        for server in self._servers:
-            server.close()
+        self._port.refuse_new()
         for connection in list(self._state.connections):
             connection.shutdown()
-        await self._until_empty(drain_s)
+        await until_empty(self._is_empty, drain_s)
         for connection in [*self._state.connections, *self._counts.refused]:
             connection.transport.abort()
         # Apps learn that their client is gone; only one that does not care is cancelled.
-        await self._until_empty(_CUT_GRACE_S)
+        await until_empty(self._is_empty, CUT_GRACE_S)
         for task in list(self._state.tasks):
             task.cancel()
-        await self._until_empty(_CUT_GRACE_S)
-        if self._sweep is not None:
-            self._sweep.cancel()
-            await asyncio.wait([self._sweep])
-        for server in self._servers:
-            await server.wait_closed()
-        self._servers = []
-        self.addresses = []
+        await until_empty(self._is_empty, CUT_GRACE_S)
+        await self._port.close()
 
-    async def _until_empty(self, timeout_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + timeout_s
-        while self._state.connections or self._state.tasks or self._counts.refused:
-            if loop.time() >= deadline_s:
-                return
-            await asyncio.sleep(_STOP_CHECK_S)
+    def _is_empty(self) -> bool:
+        return not (self._state.connections or self._state.tasks or self._counts.refused)
 
-    async def _look_at_deadlines(self) -> None:
-        """Close the connections of clients that are too slow; keep date and certificates right."""
-        limits = self._limits
-        shortest_s = min(
-            limits.header_timeout_s,
-            limits.keep_alive_s,
-            limits.send_timeout_s,
-            limits.unread_timeout_s,
-        )
-        pause_s = min(max(shortest_s / _SWEEPS_PER_TIMEOUT, _SWEEP_MIN_S), _SWEEP_MAX_S)
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(pause_s)
-            self._refresh_date()
-            if self._rotating is not None:
-                self._rotating.refresh()
-            now_s = loop.time()
-            for connection in list(self._state.connections):
-                assert isinstance(connection, BoundedConnection), "BUG: not our protocol"
-                connection.expire(now_s)
+    def _expire(self, now_s: float) -> None:
+        """Close the connections of clients that are too slow; keep the date right."""
+        self._refresh_date()
+        for connection in list(self._state.connections):
+            assert isinstance(connection, BoundedConnection), "BUG: not our protocol"
+            connection.expire(now_s)
 
     def _refresh_date(self) -> None:
         self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]

@@ -1,4 +1,8 @@
-"""Where to listen: addresses as people write them, and TLS."""
+"""Where to listen, and how a server of a receiver begins and ends: addresses, sockets, TLS.
+
+HTTP and gRPC differ in what a connection does. What a port needs is the same: a socket for each
+address of the host, a task that looks after deadlines and certificates, and an end in steps.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import logging
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -17,6 +22,14 @@ from holdfast.errors import BadConfig
 from holdfast.settings import LocalPath, Secret, Settings
 
 PORT_MAX = 65535
+# After the time to drain: for connections that are cut to be gone, and for what they ran to end.
+CUT_GRACE_S = 2.0
+# How often deadlines are looked at: a fraction of the shortest, within these bounds.
+_SWEEP_MIN_S = 0.02
+_SWEEP_MAX_S = 1.0
+_SWEEPS_PER_TIMEOUT = 4
+# How often a stopping server looks whether it is empty.
+_STOP_CHECK_S = 0.01
 
 log = logging.getLogger("holdfast.receive")
 
@@ -168,6 +181,92 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+class ListeningPort:
+    """The sockets of one server, and the task that looks after its connections."""
+
+    def __init__(
+        self, listen: str, tls: ListenerTls | None, *, backlog: int, reuse_port: bool
+    ) -> None:
+        """Do not listen yet."""
+        self._listen = parse_address(listen)
+        self._tls = tls
+        self._backlog = backlog
+        self._reuse_port = reuse_port
+        self._servers: list[asyncio.Server] = []
+        self._sweep: asyncio.Task[None] | None = None
+        self.addresses: list[str] = []
+
+    async def open(
+        self,
+        connection: Callable[[], asyncio.BaseProtocol],
+        scheme: str,
+        base_dir: Path,
+        *,
+        alpn: tuple[str, ...] = (),
+        handshake_timeout_s: float,
+        sweep: Callable[[float], None],
+        shortest_timeout_s: float,
+    ) -> None:
+        """Listen on all addresses of the host; from then on `sweep` is called with the time.
+
+        Deadlines are not timers of their own: a connection would set and cancel several for every
+        request. Looked at in turns they are late by a fraction of the shortest, which is nothing.
+        """
+        loop = asyncio.get_running_loop()
+        rotating = RotatingTls(self._tls, base_dir, alpn) if self._tls else None
+        for listening in await bind_sockets(
+            self._listen, backlog=self._backlog, reuse_port=self._reuse_port
+        ):
+            self._servers.append(
+                await loop.create_server(
+                    connection,
+                    sock=listening,
+                    backlog=self._backlog,
+                    ssl=rotating.context if rotating else None,
+                    ssl_handshake_timeout=handshake_timeout_s if rotating else None,
+                )
+            )
+            self.addresses.append(url_of(listening, f"{scheme}s" if rotating else scheme))
+        pause_s = min(max(shortest_timeout_s / _SWEEPS_PER_TIMEOUT, _SWEEP_MIN_S), _SWEEP_MAX_S)
+        self._sweep = asyncio.create_task(_keep_sweeping(pause_s, rotating, sweep))
+
+    def refuse_new(self) -> None:
+        """Take no new connections."""
+        for server in self._servers:
+            server.close()
+
+    async def close(self) -> None:
+        """Let go of everything; connections must be gone, or are waited for."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            await asyncio.wait([self._sweep])
+        for server in self._servers:
+            await server.wait_closed()
+        self._servers = []
+        self.addresses = []
+
+
+async def _keep_sweeping(
+    pause_s: float, rotating: RotatingTls | None, sweep: Callable[[float], None]
+) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(pause_s)
+        if rotating is not None:
+            rotating.refresh()
+        sweep(loop.time())
+
+
+async def until_empty(is_empty: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until a server that stops has nothing left, or the time is up."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while not is_empty():
+        if loop.time() >= deadline_s:
+            return
+        await asyncio.sleep(_STOP_CHECK_S)
 
 
 def server_context(tls: ListenerTls, base_dir: Path) -> ssl.SSLContext:
