@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,41 @@ from holdfast.prove.journal import CURSOR, LEASE, UNKNOWN, Sent, read_journals, 
 
 EXAMPLES_MAX = 20
 KILLS = "kills"
+
+
+@dataclass
+class EventVerdict:
+    """What every checker of events counts, and the names of those that break a promise.
+
+    A promise that only one of them can check is a field of its own verdict.
+    """
+
+    sent: int = 0
+    accepted: int = 0
+    unanswered: int = 0
+    # Answered, and not there.
+    lost: int = 0
+    # Refused, and there.
+    resurrected: int = 0
+    # There, and sent by nobody.
+    invented: int = 0
+    equation: bool = True
+    # The first few.
+    examples: list[str] = field(default_factory=list)
+
+    def note(self, text: str, count: int = 1) -> None:
+        """Keep an example of a broken promise."""
+        if count and len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(text)
+
+    def count_sent(self, journals: Mapping[str, Sent]) -> None:
+        """Count what clients sent, by what they were answered."""
+        for append in journals.values():
+            self.sent += append.bundles
+            if append.answered:
+                self.accepted += append.bundles
+            elif append.refused != "no":
+                self.unanswered += append.bundles
 
 
 @dataclass
@@ -38,25 +74,17 @@ class Reading:
 
 
 @dataclass
-class QuiverVerdict:
-    """Counts of events, and the names of those that break a promise (the first few)."""
+class QuiverVerdict(EventVerdict):
+    """Events of a quiver, as its two readers got them."""
 
-    sent: int = 0
-    accepted: int = 0
     recovered: int = 0
     delivered: int = 0
-    unanswered: int = 0
     unanswered_found: int = 0
-    lost: int = 0
     duplicated: int = 0
     redelivered_in_flight: int = 0
-    resurrected: int = 0
-    invented: int = 0
     torn_transactions: int = 0
     misplaced: int = 0
     order_violations: int = 0
-    equation: bool = True
-    examples: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -64,11 +92,6 @@ class QuiverVerdict:
         broken = self.lost + self.duplicated + self.resurrected + self.invented
         broken += self.torn_transactions + self.misplaced + self.order_violations
         return broken == 0 and self.equation
-
-    def note(self, text: str, count: int = 1) -> None:
-        """Keep an example of a broken promise."""
-        if count and len(self.examples) < EXAMPLES_MAX:
-            self.examples.append(text)
 
 
 def read_reader(directory: Path, subscriber: str) -> Reading:
@@ -106,6 +129,7 @@ def check(journal_dir: Path) -> QuiverVerdict:
     """Compare the clients' journals with those of both readers."""
     verdict = QuiverVerdict()
     sent = read_journals(journal_dir)
+    verdict.count_sent(sent)
     known = {event for one in sent.values() for event in one.events()}
     for subscriber in (CURSOR, LEASE):
         reading = read_reader(journal_dir, subscriber)
@@ -123,21 +147,14 @@ def check(journal_dir: Path) -> QuiverVerdict:
             _check_append(verdict, subscriber, append, reading)
         if subscriber == CURSOR:
             verdict.recovered = len(reading.delivered)
-            _count(verdict, sent, reading)
+            verdict.unanswered_found = _unanswered_found(sent, reading)
     return verdict
 
 
-def _count(verdict: QuiverVerdict, sent: dict[str, Sent], reading: Reading) -> None:
-    """Count the appends themselves, once, against the reader that sees everything in order."""
-    for append in sent.values():
-        events = append.events()
-        found = sum(1 for event in events if event in reading.delivered)
-        verdict.sent += len(events)
-        if append.answered:
-            verdict.accepted += len(events)
-        elif append.refused != "no":
-            verdict.unanswered += len(events)
-            verdict.unanswered_found += found
+def _unanswered_found(sent: dict[str, Sent], reading: Reading) -> int:
+    """Return how many events are there whose clients never learnt what became of them."""
+    unanswered = (one for one in sent.values() if not one.answered and one.refused != "no")
+    return sum(event in reading.delivered for append in unanswered for event in append.events())
 
 
 def _check_append(verdict: QuiverVerdict, subscriber: str, append: Sent, reading: Reading) -> None:
@@ -160,35 +177,22 @@ def _check_append(verdict: QuiverVerdict, subscriber: str, append: Sent, reading
 
 
 @dataclass
-class GatewayVerdict:
-    """Counts of events, and the names of those that break a promise (the first few)."""
+class GatewayVerdict(EventVerdict):
+    """Events of a gateway, as its backends got them."""
 
-    sent: int = 0
-    accepted: int = 0
-    unanswered: int = 0
     # By destination: events that arrived, each counted once.
     delivered: dict[str, int] = field(default_factory=dict)
-    lost: int = 0
     order_violations: int = 0
     # Arrived again although nothing that was killed can explain it.
     duplicated: int = 0
     redelivered_in_flight: int = 0
-    resurrected: int = 0
-    invented: int = 0
     torn_batches: int = 0
-    equation: bool = True
-    examples: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether every promise held."""
         broken = self.lost + self.order_violations + self.duplicated + self.resurrected
         return broken + self.invented + self.torn_batches == 0 and self.equation
-
-    def note(self, text: str) -> None:
-        """Keep an example of a broken promise."""
-        if len(self.examples) < EXAMPLES_MAX:
-            self.examples.append(text)
 
 
 def read_kills(directory: Path) -> list[int]:
@@ -211,12 +215,7 @@ def check_gateway(directory: Path, events_per_request: dict[str, int]) -> Gatewa
     """Compare the clients' journals with those of all backends."""
     verdict = GatewayVerdict()
     sent, kills = read_journals(directory), read_kills(directory)
-    for one in sent.values():
-        verdict.sent += one.bundles
-        if one.answered:
-            verdict.accepted += one.bundles
-        elif one.refused != "no":
-            verdict.unanswered += one.bundles
+    verdict.count_sent(sent)
     for destination, in_flight_max in events_per_request.items():
         _DestinationCheck(destination, in_flight_max, sent, kills, verdict).check(
             read_arrivals(directory, destination)

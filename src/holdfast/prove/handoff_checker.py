@@ -18,13 +18,12 @@ from typing import NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.handoff.owners import Owners
+from holdfast.prove.checker import EventVerdict
 from holdfast.prove.journal import UNKNOWN, Sent, read_journals
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.replica.part import PartId, part_id
 from holdfast.replica.verify import verify
 from holdfast.seam.disk import RealDisk
-
-EXAMPLES_MAX = 20
 
 EventNames = Callable[[Bundle], list[str]]
 
@@ -67,29 +66,22 @@ class NodeFolders:
 
 
 @dataclass
-class HandoffVerdict:
-    """Counts of events, and the names of those that break a promise (the first few)."""
+class HandoffVerdict(EventVerdict):
+    """Events of a sender, as they are in the folders of its data nodes. One that is missing at
+    several owners is lost as often.
+    """
 
-    sent: int = 0
-    accepted: int = 0
-    unanswered: int = 0
     # By data node: events that are there, each counted once, and folders with parts.
     stored: dict[str, int] = field(default_factory=dict)
     parts: dict[str, int] = field(default_factory=dict)
-    # Missing at an owner: counted once for each.
-    lost: int = 0
     # There more than once, at one node.
     applied_twice: int = 0
     # At a node that owns none of its part.
     not_owned: int = 0
     # At another seq than its client was told.
     misplaced: int = 0
-    resurrected: int = 0
-    invented: int = 0
     torn_transactions: int = 0
     damaged_parts: int = 0
-    equation: bool = True
-    examples: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -98,11 +90,6 @@ class HandoffVerdict:
         broken += self.resurrected + self.invented + self.torn_transactions + self.damaged_parts
         return broken == 0 and self.equation
 
-    def note(self, text: str) -> None:
-        """Keep an example of a broken promise."""
-        if len(self.examples) < EXAMPLES_MAX:
-            self.examples.append(text)
-
 
 def check_handoff(
     journals: Path, node_dirs: Mapping[str, Path], owners: Owners, folders: NodeFolders
@@ -110,12 +97,7 @@ def check_handoff(
     """Compare the clients' journals with the folders of all nodes."""
     verdict = HandoffVerdict()
     sent = read_journals(journals)
-    for one in sent.values():
-        verdict.sent += one.bundles
-        if one.answered:
-            verdict.accepted += one.bundles
-        elif one.refused != "no":
-            verdict.unanswered += one.bundles
+    verdict.count_sent(sent)
     _HandoffCheck(sent, owners, verdict).check(
         {name: list(folders.parts(path)) for name, path in node_dirs.items()}
     )
