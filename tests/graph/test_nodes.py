@@ -202,6 +202,10 @@ def test_workers_divide_the_limits_and_each_sends_its_own(tmp_path: Path, nodes:
                 await held.enter_async_context(running(gateway))
                 (runner,) = gateway.handoffs["copies"]
                 handoff = runner.handoff
+                if gateway.worker == 1:
+                    # A data node that was added before this worker was there is known to it, too.
+                    assert handoff.membership.added == {"c": "127.0.0.1:9"}
+                    runner.forget("c", "drop")
                 assert handoff.settings.subscriber.max_segment_bytes == 32 * 2**20
                 assert handoff.scheduler.rate() == 4 * 2**20
                 assert handoff.scheduler.rate("a") == 2 * 2**20
@@ -212,6 +216,8 @@ def test_workers_divide_the_limits_and_each_sends_its_own(tmp_path: Path, nodes:
                 await until_async(
                     lambda handoff=handoff, point=point: handoff.reached(point).is_complete
                 )
+                if gateway.worker == 0:
+                    runner.add("c", "127.0.0.1:9")
             quivers = {
                 one.handoff.quiver.quiver_id for g in gateways for one in g.handoffs["copies"]
             }

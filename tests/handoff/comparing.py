@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from tests.handoff.simulation import Simulation, _twice
 
-from holdfast.handoff.comparison import NodeStatements, find_gaps
+from holdfast.handoff.comparison import AddedNode, NodeStatements, find_gaps
 from holdfast.handoff.control import HandoffVerbs
 from holdfast.handoff.fake import FakeTransport
 from holdfast.handoff.membership import subscriber_of
@@ -36,6 +36,15 @@ class SimulatedSender:
 
     def connect(self, node: str) -> Transport:
         return FakeTransport(lambda: self._sim.at.get(node))
+
+    def address_of(self, node: str) -> str | None:
+        return f"{node}:1" if node in self._sim.handoff.workers else None
+
+    def add(self, name: str, address: str, *, is_planned: bool) -> AddedNode:
+        raise AssertionError("its nodes have no addresses: tests/handoff/test_runner.py")
+
+    def forget(self, name: str, mode: Literal["drop", "reassign"]) -> int:
+        return self.handoff.forget(name, mode)
 
 
 def verbs_of(sim: Simulation) -> HandoffVerbs:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.handoff import simulation
@@ -18,6 +18,7 @@ from tests.patience import PATIENCE_S, until
 
 from holdfast.errors import BadInput, OwnerGone, StorageFailed
 from holdfast.handoff import repair as repairing
+from holdfast.handoff.comparison import AddedNode
 from holdfast.handoff.control import HandoffVerbs
 from holdfast.handoff.fake import FakeNode
 from holdfast.handoff.points import HandoffPoint
@@ -433,6 +434,15 @@ class ThreadedSender:
 
     def connect(self, node: str) -> Transport:
         return FlightTransport(self._locations[node], ClientSettings(timeout=PATIENCE_S))
+
+    def address_of(self, node: str) -> str | None:
+        return self._locations.get(node)
+
+    def add(self, name: str, address: str, *, is_planned: bool) -> AddedNode:
+        raise AssertionError("nothing is added here")
+
+    def forget(self, name: str, mode: Literal["drop", "reassign"]) -> int:
+        return self.handoff.forget(name, mode)
 
 
 def test_real_nodes_are_compared_and_repaired_after_damage(tmp_path: Path) -> None:

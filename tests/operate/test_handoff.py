@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,6 +21,8 @@ from tests.patience import until, until_async
 from holdfast.errors import BadInput
 from holdfast.graph.control import gateway_verbs
 from holdfast.handoff.control import VERB
+from holdfast.node.data_node import DataNode
+from holdfast.node.replica import AdoptedPart
 from holdfast.operate.cli import cli
 from holdfast.operate.supervisor import Workers
 from holdfast.operate.up import worker_directory
@@ -136,6 +138,55 @@ def test_operators_find_out_what_a_node_lacks_and_mend_it(tmp_path: Path, nodes:
                 await asyncio.to_thread(use, str(tmp_path / "data"))
 
     asyncio.run(run())
+
+
+def test_a_node_is_added_while_the_gateway_runs_and_is_still_there_afterwards(
+    tmp_path: Path, nodes: TwoNodes
+) -> None:
+    graph = graph_of(nodes).replace(f', b: "{nodes["b"][1]}"', "")
+    target, where = str(tmp_path / "data"), nodes["b"][1]
+
+    def use() -> None:
+        assert "could be added" in invoke("add", "b", where, target, "--dry-run").output
+        assert [one["node"] for one in asked("status", target)] == ["a"]
+        with pytest.raises(BadInput, match="no exporter 'nobody'"):
+            invoke("add", "b", where, target, "--exporter", "nobody")
+        (added,) = asked("add", "b", where, target)
+        assert (added["node_id"], added["from_seq"] > 0) == (nodes["b"][0].node_id, True)
+        with pytest.raises(BadInput, match="was added already"):
+            invoke("add", "b", where, target)
+        assert "yet: " in invoke("add", "c", "127.0.0.1:9", target).output
+        status = {one["node"]: one for one in asked("status", target)}
+        assert {name: one["is_added"] for name, one in status.items()} == {
+            "a": False,
+            "b": True,
+            "c": True,
+        }
+        assert where in invoke("status", target).output
+        assert "forgotten" in invoke("forget", "c", target, "--mode", "drop", "--yes").output
+
+    async def run(job: str, use: Callable[[], None] | None) -> None:
+        async with running(gateway_of(tmp_path, graph)) as gateway:
+            runner = gateway.handoffs["copies"][0]
+            assert await send(gateway, run_event(job=job)) == [200]
+            await until_async(lambda: runner.handoff.quiver.segments() != ())
+            with listening(tmp_path / "data", gateway_verbs(gateway, asyncio.get_running_loop())):
+                if use is not None:
+                    await asyncio.to_thread(use)
+            assert await send(gateway, run_event(job=f"{job} and then")) == [200]
+            point = runner.handoff.sync_point()
+            await until_async(lambda: runner.handoff.reached(point).is_complete)
+            assert sorted(runner.handoff.membership.bound) == ["a", "b"]
+
+    asyncio.run(run("one", use))
+    first_seq = [min(part.summary.first_seq for part in _parts(node)) for node, _ in nodes.values()]
+    assert first_seq[0] == 0 < first_seq[1]
+    asyncio.run(run("after a restart", None))
+    assert max(part.summary.last_seq for part in _parts(nodes["b"][0])) > first_seq[1]
+
+
+def _parts(node: DataNode) -> list[AdoptedPart]:
+    return [part for replica in node.replicas() for part in replica.parts()]
 
 
 def test_a_gateway_without_data_nodes_says_so(tmp_path: Path) -> None:

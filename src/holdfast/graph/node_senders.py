@@ -17,7 +17,10 @@ from holdfast.graph.model import Node
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.handoff import settings
 from holdfast.handoff.discovery import NodeSources
+from holdfast.handoff.membership import Membership
 from holdfast.handoff.runner import HandoffRunner, NodeCalls
+from holdfast.quiver.base import names
+from holdfast.quiver.cores import core_ids
 from holdfast.seam import Seam
 
 # How long a start waits for the first answer of DNS: data is kept for a data node that was never
@@ -47,6 +50,7 @@ class NodeSenders:
         # Guards the sources.
         self._looking = threading.Lock()
         self._configure()
+        self._inherit(store, seam)
         self._watch: threading.Thread | None = None
         if self._sources.is_changing:
             name = f"nodes-{node.name}"
@@ -63,6 +67,16 @@ class NodeSenders:
         for runner in self.runners:
             if not self._closing.is_set():
                 runner.configure(addresses)
+
+    def _inherit(self, store: WorkerQuivers, seam: Seam) -> None:
+        """Let a new worker's quiver know the data nodes that an operator added to the others."""
+        root = store.main.quiver.directory.parent
+        for core_id in core_ids(seam.disk, root):
+            beside = Membership(seam.disk, root / names.core_dir(core_id))
+            for name, address in beside.added.items():
+                for runner in self.runners:
+                    if name not in runner.handoff.membership.bound:
+                        runner.take_in(name, address)
 
     def _keep_looking(self) -> None:
         while not self._closing.is_set():

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from holdfast.errors import HoldfastError
 from holdfast.handoff.membership import subscriber_of
@@ -62,6 +62,28 @@ class RunningSender(Protocol):
 
     def connect(self, node: str) -> Transport:
         """Return a new connection to a data node; the caller closes it."""
+
+    def address_of(self, node: str) -> str | None:
+        """Return where a data node is; None: nobody knows, or it is no longer configured."""
+
+    def add(self, name: str, address: str, *, is_planned: bool) -> AddedNode:
+        """Keep data for one more data node, durably; if it is only planned, just look."""
+
+    def forget(self, name: str, mode: Literal["drop", "reassign"]) -> int:
+        """Remove a data node for good; return how many parts others have to get instead."""
+
+
+class AddedNode(NamedTuple):
+    """What came of adding a data node."""
+
+    address: str
+    # Who answers there now; None: nobody does, for the reason that `problem` has.
+    node_id: str | None
+    problem: str | None
+    # False: it was added before.
+    is_new: bool
+    # It gets what is accepted from this seq on.
+    from_seq: int
 
 
 class AskedNode(NamedTuple):

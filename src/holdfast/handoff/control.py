@@ -65,6 +65,7 @@ class HandoffVerbs:
             "release": _release,
             "discard": _discard,
             "drop": _drop,
+            "add": _add,
             "forget": _forget,
             "rebind": _rebind,
             "drain": _drain,
@@ -116,6 +117,8 @@ class HandoffVerbs:
                 yield {
                     "node": one.name,
                     **asdict(one),
+                    "address": sender.address_of(one.name),
+                    "is_added": one.name in handoff.membership.added,
                     "held": held,
                     "state_age_s": max(0.0, age_s),
                     "total_rate_bytes_s": handoff.scheduler.rate(),
@@ -343,23 +346,30 @@ def _give_up(
     yield {"node": name, **_about(segment), "is_dropped": is_lost}
 
 
+def _add(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
+    """Keep data for one more data node; `plan`: only say whether that could be."""
+    name, address = _text(request, "node"), _text(request, "address")
+    added = sender.add(name, address, is_planned=bool(request.get("plan")))
+    yield {"node": name, **added._asdict()}
+
+
 def _forget(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
     handoff, mode = sender.handoff, request.get("mode")
     if mode not in ("drop", "reassign"):
         raise BadInput(f"the mode is {mode!r}"[:200], hint="send drop or reassign")
+    wanted = _text(request, "node")
     with handoff.lock:
         # Also one whose account a crash left open: see `Handoff.forget`.
-        wanted = _text(request, "node")
         is_known = subscriber_of(wanted) in handoff.quiver.subscribers()
-        for name in [wanted] if is_known else []:
-            waiting = _waiting(handoff, name)
-            reassigned = 0 if request.get("plan") else handoff.forget(name, mode)
-            yield {
-                "node": name,
-                "pending_parts": len(waiting),
-                "pending_bytes": sum(one.disk_bytes for one in waiting),
-                "reassigned_parts": reassigned,
-            }
+        waiting = _waiting(handoff, wanted) if is_known else []
+    # Without that lock: a configuration takes the sender's own first.
+    if is_known:
+        yield {
+            "node": wanted,
+            "pending_parts": len(waiting),
+            "pending_bytes": sum(one.disk_bytes for one in waiting),
+            "reassigned_parts": 0 if request.get("plan") else sender.forget(wanted, mode),
+        }
 
 
 def _rebind(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:

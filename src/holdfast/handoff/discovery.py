@@ -41,6 +41,11 @@ Addresses = dict[str, str | None]
 ResolveHost = Callable[[str], Sequence[str]]
 
 
+def is_dns_name(name: str) -> bool:
+    """Whether a data node that DNS names may be called so."""
+    return _DNS_NAME.fullmatch(name) is not None
+
+
 def resolve_host(host: str) -> Sequence[str]:
     """Return the addresses that a name has now, each once and in order."""
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -79,13 +84,15 @@ class NodeSources:
         """Return who they are by the last look; the configuration comes before the file."""
         found: Addresses = {}
         if self.config.nodes_dns is not None:
-            met = {name: None for name in membership.bound if _DNS_NAME.fullmatch(name)}
+            met = {name: None for name in membership.bound if is_dns_name(name)}
             found = {**met, **self._in_dns}
         found |= self._in_file
         found |= self.config.nodes
-        if len(found) > NODES_MAX:
-            self._tell("number", f"there are {len(found)} data nodes; {NODES_MAX} are used")
-            found = dict(sorted(found.items())[:NODES_MAX])
+        # Those that an operator added are there already.
+        most = NODES_MAX - len(membership.added.keys() - found.keys())
+        if len(found) > most:
+            self._tell("number", f"there are {len(found)} data nodes; {most} are used")
+            found = dict(sorted(found.items())[:most])
         return found
 
     def look(self, membership: Membership) -> Addresses:
@@ -133,7 +140,7 @@ class NodeSources:
         self._told.pop("dns", None)
         # Those that were forgotten since are not known any more, unless they are still listed.
         self._in_dns = {n: a for n, a in self._in_dns.items() if n in membership.bound}
-        named = {**self._in_file, **self.config.nodes}
+        named = {**membership.added, **self._in_file, **self.config.nodes}
         # A data node that has a name already, and was not met yet, is not found once more.
         unmet = [one for name, one in named.items() if membership.is_unmet(name)]
         own_ids = {self._node_id_at(where) for where in unmet}
@@ -143,7 +150,7 @@ class NodeSources:
             if node_id is None or node_id in own_ids:
                 continue
             name = membership.name_of(node_id) or f"dns-{node_id}"
-            if not _DNS_NAME.fullmatch(name):
+            if not is_dns_name(name):
                 continue  # it has a name of the configuration, or an id that cannot be one
             self._in_dns = {n: a for n, a in self._in_dns.items() if a != where}
             self._in_dns[name] = where

@@ -7,6 +7,9 @@ operator says that it takes the place of the first (`rebind`).
 
     QUIVER/handoff/MEMBERS     one line of JSON and one line with its checksum
 
+A node that an operator adds while the gateway runs is here with its address, and nowhere else; as
+soon as a configuration names it, that says where it is.
+
 The file is replaced as a whole. If it is lost or damaged, names are bound anew at the next contact,
 and the present placement counts from the beginning; what nodes have, they say themselves.
 """
@@ -15,7 +18,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -50,6 +54,8 @@ class NodeBinding:
     node_id: str | None = None
     # Nothing new is placed on it.
     is_draining: bool = False
+    # Of one that an operator added while the gateway ran; None: a configuration says where it is.
+    address: str | None = None
 
 
 class Membership:
@@ -63,7 +69,8 @@ class Membership:
         fields = self._read()
         if fields is not None:
             self.bound = {
-                name: NodeBinding(one["node_id"], one["is_draining"])
+                # Files from before nodes could be added at run time have no addresses.
+                name: NodeBinding(one["node_id"], one["is_draining"], one.get("address"))
                 for name, one in fields["nodes"].items()
             }
             self.owners = Owners([Placement.from_fields(one) for one in fields["placements"]])
@@ -73,6 +80,11 @@ class Membership:
     def name_of(self, node_id: str) -> str | None:
         """Return the name that an id is bound to."""
         return next((name for name, one in self.bound.items() if one.node_id == node_id), None)
+
+    @property
+    def added(self) -> dict[str, str]:
+        """Names to addresses of the nodes that an operator added, and no configuration names."""
+        return {name: one.address for name, one in self.bound.items() if one.address is not None}
 
     def is_unmet(self, name: str) -> bool:
         """Whether nobody has answered under a name yet."""
@@ -93,21 +105,33 @@ class Membership:
     def bind(self, name: str, node_id: str) -> None:
         """Bind an id to a name, durably; it must not be refused."""
         if self.bound[name].node_id != node_id:
-            self._change({**self.bound, name: NodeBinding(node_id, self.bound[name].is_draining)})
+            self._change({**self.bound, name: replace(self.bound[name], node_id=node_id)})
 
     def unbind(self, name: str) -> None:
         """Let whoever answers next take the place of a node, durably."""
         self._require(name)
-        self._change({**self.bound, name: NodeBinding(None, self.bound[name].is_draining)})
+        self._change({**self.bound, name: replace(self.bound[name], node_id=None)})
 
-    def add(self, name: str, placement: Placement) -> None:
-        """Add a name, and the placement that counts from now on."""
-        self._change({**self.bound, name: NodeBinding()}, self.owners.changed(placement))
+    def add(self, name: str, placement: Placement, address: str | None = None) -> None:
+        """Add a name, or an orphan's anew, and the placement that counts from now on."""
+        added = replace(self.bound.get(name, NodeBinding()), address=address)
+        self._change({**self.bound, name: added}, self.owners.changed(placement))
+
+    def keep(self, names: Collection[str], placement: Placement | None = None) -> None:
+        """Know names again that were lost with this file, or half forgotten."""
+        owners = self.owners if placement is None else self.owners.changed(placement)
+        self._change({**dict.fromkeys(names, NodeBinding()), **self.bound}, owners)
+
+    def take_over(self, names: Collection[str]) -> None:
+        """Note that a configuration says from now on where some nodes are."""
+        taken = self.added.keys() & names
+        known = {name: replace(self.bound[name], address=None) for name in taken}
+        self._change({**self.bound, **known})
 
     def drain(self, name: str, placement: Placement) -> None:
         """Place nothing on a node from now on; what waits for it is still sent."""
         self._require(name)
-        drained = NodeBinding(self.bound[name].node_id, is_draining=True)
+        drained = replace(self.bound[name], is_draining=True)
         self._change({**self.bound, name: drained}, self.owners.changed(placement))
 
     def replace(self, placement: Placement) -> None:
@@ -135,7 +159,11 @@ class Membership:
             {
                 "version": VERSION,
                 "nodes": {
-                    name: {"node_id": one.node_id, "is_draining": one.is_draining}
+                    name: {
+                        "node_id": one.node_id,
+                        "is_draining": one.is_draining,
+                        **({} if one.address is None else {"address": one.address}),
+                    }
                     for name, one in bound.items()
                 },
                 "placements": [one.to_fields() for one in owners.placements],

@@ -2,6 +2,7 @@
 
     configure   the names of the configuration: new ones begin with what comes from now on, missing
                 ones are orphaned: kept, and told
+    add         a node that no configuration names; it begins with what comes from now on, too
     forget      give up what waits for a node (`drop`), or let others have it (`reassign`)
     rebind      let whoever answers under a name take the place of the node that was bound to it
     drain       place nothing new on a node; what waits for it is still sent
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holdfast.errors import BadInput, UnknownSubscriber
-from holdfast.handoff.membership import Membership, subscriber_of
+from holdfast.handoff.membership import SUBSCRIBER_PREFIX, Membership, subscriber_of
 from holdfast.handoff.monitor import Monitor, MonitorSettings
 from holdfast.handoff.owners import BLOCK_SEQS, Owners, Placement
 from holdfast.handoff.points import HandoffPoint
@@ -81,7 +82,9 @@ class Handoff:
         with self.lock:
             for name in names:
                 subscriber_of(name)
-            self._configured = frozenset(names)
+            self._recover(names)
+            self.membership.take_over(names)
+            self._configured = frozenset(names) | self.membership.added.keys()
             for name in sorted(self._configured - set(self.membership.bound)):
                 self._add(name)
             for name in self.membership.bound:
@@ -90,6 +93,34 @@ class Handoff:
                 else:
                     self._orphan(name)
             self.membership.replace(self._placement(self.quiver.end_seq))
+
+    def _recover(self, names: Collection[str]) -> None:
+        """Know the nodes again that the ledger keeps data for, and MEMBERS does not name.
+
+        If it names nobody, it was lost: the nodes of now, and those that are no longer configured,
+        own everything. Else a crash left half of an addition or of a `forget`: such a node owns
+        nothing, and is here for being seen, and forgotten.
+        """
+        accounts = {
+            name.removeprefix(SUBSCRIBER_PREFIX): name
+            for name in self.quiver.subscribers()
+            if name.startswith(SUBSCRIBER_PREFIX)
+        }
+        unknown = accounts.keys() - self.membership.bound.keys()
+        placement = None
+        if unknown and not self.membership.owners.placements:
+            starts = [self.quiver.subscriber(one).start_seq for one in accounts.values()]
+            nodes = tuple(sorted({*accounts, *names}))
+            replicas, block_seqs = self.settings.replicas, self.settings.block_seqs
+            placement = Placement(min(starts), nodes, replicas, block_seqs)
+        elif unknown := unknown - set(names):
+            log.warning(
+                "data is kept for %s, which is no data node: an addition or a `forget` was "
+                "interrupted; add it again, or forget it",
+                ", ".join(sorted(unknown)),
+            )
+        if unknown:
+            self.membership.keep(sorted(unknown), placement)
 
     def _placement(self, from_seq: int, without: str | None = None) -> Placement:
         """Return who shares what is accepted from a seq on."""
@@ -100,20 +131,36 @@ class Handoff:
         )
         return Placement(from_seq, tuple(nodes), self.settings.replicas, self.settings.block_seqs)
 
-    def _add(self, name: str) -> None:
-        """Keep data for a node from now on, and then say that it owns some."""
-        subscriber = subscriber_of(name)
+    def add(self, name: str, address: str) -> bool:
+        """Keep data for a node that no configuration names; False if it was added already."""
+        with self.lock:
+            if name in self._configured:
+                if self.membership.added.get(name) == address:
+                    return False
+                raise BadInput(
+                    f"there is a data node {name!r} already",
+                    hint="choose another name; where it is, the configuration says, or forget it",
+                )
+            self._add(name, address)
+            self._configured |= {name}
+            self._attach(name)
+            return True
+
+    def _add(self, name: str, address: str | None = None) -> None:
+        """Keep data for a node from now on, and then say that it owns some.
+
+        After a crash between the two, and if it is an orphan, it has been registered for a while.
+        What was accepted since is others': a placement of the past is not rewritten, because they
+        may have it already, or wait for it.
+        """
+        subscriber, from_seq = subscriber_of(name), self.quiver.end_seq
         if subscriber not in self.quiver.subscribers():
             self.quiver.register(subscriber, start="latest", options=self.settings.subscriber)
-        # After a crash between the two it has been registered for a while.
-        start_seq = self.quiver.subscriber(subscriber).start_seq
-        nodes = {*self._placement(start_seq).nodes, name}
-        self.membership.add(
-            name,
-            Placement(
-                start_seq, tuple(sorted(nodes)), self.settings.replicas, self.settings.block_seqs
-            ),
-        )
+            from_seq = self.quiver.subscriber(subscriber).start_seq
+        nodes = tuple(sorted({*self._placement(from_seq).nodes, name}))
+        replicas, block_seqs = self.settings.replicas, self.settings.block_seqs
+        placement = Placement(from_seq, nodes, replicas, block_seqs)
+        self.membership.add(name, placement, address)
 
     def _attach(self, name: str) -> None:
         if name in self.workers and not self.workers[name].is_over:

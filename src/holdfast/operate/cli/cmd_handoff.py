@@ -54,6 +54,7 @@ def status_command(target: Target, node: str | None, as_json: bool) -> None:
     rows = [
         (
             one["node"],
+            one["address"],
             _sender(one),
             _state(one),
             one["state_age_s"],
@@ -68,8 +69,8 @@ def status_command(target: Target, node: str | None, as_json: bool) -> None:
         )
         for one in found
     ]
-    columns = ("node", "sender", "state", "for (s)", "wait", "size", "oldest (s)", "held", "gaps")
-    print_table("data nodes", (*columns, "sent", "rate", "problem"), rows)
+    columns = ("node", "address", "sender", "state", "for (s)", "wait", "size", "oldest (s)")
+    print_table("data nodes", (*columns, "held", "gaps", "sent", "rate", "problem"), rows)
 
 
 @command.command("ls")
@@ -215,6 +216,51 @@ def drop_command(
     _give_up(target, "drop", yes, as_json, node=node, before_ns=as_ns(before))
 
 
+@command.command("add")
+@click.argument("node")
+@click.argument("address")
+@gateway_argument
+@click.option("--exporter", help="Of which exporter, if the gateway has several to data nodes.")
+@click.option("--dry-run", is_flag=True, help="Only say whether it could be added.")
+@json_option
+def add_command(
+    node: str, address: str, target: Target, exporter: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Send to one more data node, named NODE, at ADDRESS (host:port), while the gateway runs.
+
+    It gets what is accepted from now on; what came before belongs to those who owned it then. It
+    stays until it is forgotten, also after a restart. As soon as the graph file or a nodes file
+    names it, that says where it is. Nothing is lost by it, so nothing is asked.
+    """
+    exporters = sorted({one["component"] for one in _ask(target, "senders")})
+    if exporter is None and len(exporters) > 1:
+        raise BadInput(
+            f"the gateway sends to data nodes by {' and '.join(exporters)}",
+            hint="say to which one it belongs: --exporter NAME",
+        )
+    if exporter is not None and exporter not in exporters:
+        raise BadInput(
+            f"no exporter {exporter!r} sends to data nodes"[:200],
+            hint=f"there are {', '.join(exporters)}",
+        )
+    fields = {"node": node, "address": address, "component": exporter or exporters[0]}
+    # All workers are asked first: one that refuses keeps the others from beginning.
+    found = _ask(target, "add", plan=True, **fields)
+    if not any(one["is_new"] for one in found):
+        raise BadInput(
+            f"{node} was added already, at {address}",
+            hint="`holdfast handoff status` says how it is",
+        )
+    if not dry_run:
+        found = _ask(target, "add", **fields)
+    verb = "could be added" if dry_run else "is added"
+    text = f"{node} {verb}; it gets what is accepted from now on"
+    unmet = [one["problem"] for one in found if one["problem"] is not None]
+    if unmet:
+        text += f"\nno data node answers at {address} yet: {unmet[0]}\nwhat comes in is kept for it"
+    _done(found, text, as_json)
+
+
 @command.command("forget")
 @click.argument("node")
 @gateway_argument
@@ -227,7 +273,10 @@ def drop_command(
 @yes_option
 @json_option
 def forget_command(node: str, target: Target, mode: str, yes: bool, as_json: bool) -> None:
-    """Remove NODE for good. Take it out of the configuration, too, or it is added anew."""
+    """Remove NODE for good. Take it out of the configuration, too, or it is added anew.
+
+    One that `add` brought is in no configuration: it is just gone.
+    """
     planned = _known(_ask(target, "forget", node=node, mode=mode, plan=True), node)
     parts = sum(one["pending_parts"] for one in planned)
     waits = f"{counted(parts, 'part')}, {size(sum(one['pending_bytes'] for one in planned))}"

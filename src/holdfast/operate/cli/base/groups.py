@@ -33,6 +33,7 @@ EXAMPLES = {
     "handoff release": "handoff release gateway.yaml --node a",
     "handoff discard": "handoff discard 5f0c…:0-4711 gateway.yaml --node a",
     "handoff drop": "handoff drop a gateway.yaml --before 2026-11-15T10:00:00+00:00",
+    "handoff add": "handoff add c 10.0.0.3:8816 gateway.yaml",
     "handoff forget": "handoff forget a gateway.yaml --mode reassign",
     "handoff rebind": "handoff rebind a gateway.yaml",
     "handoff drain": "handoff drain a gateway.yaml --wait",
