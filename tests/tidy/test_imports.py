@@ -86,7 +86,8 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "grpc": (
         {"settings", "status", "windows"},
-        {"http2", "messages"},
+        {"engine", "messages"},
+        {"http2"},
         {"client", "server"},
         {"health"},
         {"__init__"},

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from holdfast.bodies import TooMuch, Undecodable
-from holdfast.grpc.http2 import ErrorCodes, HeaderList, Http2
+from holdfast.grpc.engine import HeaderList
+from holdfast.grpc.http2 import ErrorCodes, Http2
 from holdfast.grpc.messages import (
     ACCEPT_ENCODING,
     IDENTITY,

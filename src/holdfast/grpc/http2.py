@@ -1,7 +1,7 @@
 """One HTTP/2 connection of gRPC, either side of it: `h2`, but for what has to be bounded.
 
-`h2` knows the protocol: header compression, settings, the states of streams. Three things are done
-here, on the bytes, before it sees them:
+`h2` knows the protocol: header compression, settings, the states of streams (`engine.py`, with a
+short way for ordinary calls). Three things are done here, on the bytes, before it sees them:
 
 - **DATA never passes `h2`.** It is most of all bytes, and its frames are the dearest part of a
   server in pure Python. A payload goes from the socket's buffer to its call, also while its frame
@@ -20,17 +20,14 @@ not read what we write, nothing of it is read.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
 
-import h2.config
-import h2.connection
 import h2.errors
 import h2.events
 import h2.exceptions
-import h2.settings
 
+from holdfast.grpc.engine import FixedHeaders, H2Engine, HeaderList, goaway
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.windows import ReceiveWindows, WindowExceeded
 from holdfast.seam.clock import Clock
@@ -45,15 +42,13 @@ CONTROL_FRAMES_PER_CALL = 8
 _FIRST_FRAME_BYTES = 16384
 _HEAD_BYTES = 9
 _LAST_STREAM_ID = 2**31 - 1
-# Closed streams whose late frames `h2` recognises; it would remember 65,536 on each connection.
-_CLOSED_STREAMS_MAX = 256
+_WINDOW_UPDATE_BYTES = 4
 
 _DATA, _HEADERS, _PRIORITY, _RST_STREAM, _SETTINGS, _PUSH_PROMISE = range(6)
 _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(6, 10)
 _END_STREAM, _END_HEADERS, _PADDED = 0x1, 0x4, 0x8
 _GOAWAY_BYTES_MIN = 8
 
-HeaderList = Sequence[tuple[bytes, bytes]]
 ErrorCodes = h2.errors.ErrorCodes
 
 
@@ -83,10 +78,6 @@ class Side(Protocol):
 
     def lost(self, error: Exception | None) -> None:
         """Know that the connection is gone."""
-
-
-class _H2Engine(h2.connection.H2Connection):
-    MAX_CLOSED_STREAMS = _CLOSED_STREAMS_MAX
 
 
 class _Violation(Exception):
@@ -121,7 +112,7 @@ class Http2(asyncio.Protocol):
         self._is_client = is_client
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._h2 = _engine(settings, is_client=is_client)
+        self._h2 = H2Engine(settings, is_client=is_client)
         self._control = TokenBucket(
             settings.max_control_frames_per_s, settings.control_frames_burst, clock
         )
@@ -362,6 +353,38 @@ class Http2(asyncio.Protocol):
             and stream_id not in self._open
         ):
             return  # unknown, or about a stream that is over: `h2` forgets those
+        if kind == _HEADERS and flags == _END_HEADERS and not self._is_client:
+            self._take_request(frame, stream_id)
+        elif kind == _WINDOW_UPDATE and self._take_window(frame, stream_id):
+            return
+        else:
+            self._give_to_h2(frame)
+
+    def _take_request(self, frame: bytes, stream_id: int) -> None:
+        """Take headers in one frame, which are mostly those of the last call."""
+        block = frame[_HEAD_BYTES:]
+        headers = self._h2.open_known(stream_id, block)
+        if headers is not None:
+            self._open.add(stream_id)
+            self._windows.open(stream_id)
+            self._side.headers_came(stream_id, headers, ended=False)
+            return
+        for event in self._give_to_h2(frame):
+            if isinstance(event, h2.events.RequestReceived):
+                self._h2.remember(block, event.headers)
+
+    def _take_window(self, frame: bytes, stream_id: int) -> bool:
+        """Open a window; False if `h2` has to say what is wrong with it."""
+        if len(frame) != _HEAD_BYTES + _WINDOW_UPDATE_BYTES:
+            return False
+        more_bytes = int.from_bytes(frame[_HEAD_BYTES:], "big") & _LAST_STREAM_ID
+        if not self._h2.open_window(stream_id, more_bytes):
+            return False
+        if self._bodies:
+            self._send_bodies()
+        return True
+
+    def _give_to_h2(self, frame: bytes) -> list[h2.events.Event]:
         try:
             events = self._h2.receive_data(frame)
         except h2.exceptions.ProtocolError as error:
@@ -370,6 +393,7 @@ class Http2(asyncio.Protocol):
             raise _Violation(error.error_code, str(error)) from error
         for event in events:
             self._tell(event)
+        return events
 
     def _count_block(self, size_bytes: int, flags: int, stream_id: int) -> None:
         """Bound a header block over all its frames."""
@@ -458,6 +482,17 @@ class Http2(asyncio.Protocol):
         else:
             self.send_body(stream_id, body, trailers)
 
+    def answer(
+        self, stream_id: int, headers: FixedHeaders, body: bytes, trailers: FixedHeaders
+    ) -> None:
+        """Send a response that is like most others; at once, if there is room for it."""
+        if stream_id in self._windows or not self._h2.answer(stream_id, headers, body, trailers):
+            self.respond(stream_id, headers, body, trailers)
+            return
+        self._open.discard(stream_id)
+        self._control.charge(-CONTROL_FRAMES_PER_CALL)
+        self._flush_soon()
+
     def expire(self, oldest_s: float) -> None:
         """Give up what a peer takes nothing of since then."""
         for stream_id, body in list(self._bodies.items()):
@@ -496,7 +531,7 @@ class Http2(asyncio.Protocol):
     def leave(self, last_stream_id: int = _LAST_STREAM_ID) -> None:
         """Tell the peer to open no more streams; those up to this one go on."""
         self._flush()
-        self._write(_goaway(last_stream_id, ErrorCodes.NO_ERROR, b""))
+        self._write(goaway(last_stream_id, ErrorCodes.NO_ERROR, b""))
 
     def end(self, code: ErrorCodes = ErrorCodes.NO_ERROR, message: str = "") -> None:
         """Say why, and close."""
@@ -505,7 +540,7 @@ class Http2(asyncio.Protocol):
         self._flush()
         self._ends = True
         last = 0 if self._is_client else self._h2.highest_inbound_stream_id
-        self._write(_goaway(last, code, message.encode()[:256]))
+        self._write(goaway(last, code, message.encode()[:256]))
         self._transport.close()
 
     def abort(self) -> None:
@@ -557,39 +592,3 @@ class Http2(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         if data and self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
-
-
-def _engine(settings: GrpcSettings, *, is_client: bool) -> _H2Engine:
-    # What a peer sends is checked; what we send is ours, and checking it would cost a third.
-    engine = _H2Engine(
-        h2.config.H2Configuration(
-            client_side=is_client,
-            header_encoding=None,
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-        )
-    )
-    codes = h2.settings.SettingCodes
-    engine.local_settings = h2.settings.Settings(
-        client=is_client,
-        initial_values={
-            codes.ENABLE_PUSH: 0,
-            codes.MAX_CONCURRENT_STREAMS: settings.max_streams,
-            codes.INITIAL_WINDOW_SIZE: settings.window_bytes,
-            codes.MAX_FRAME_SIZE: settings.max_frame_bytes,
-            codes.MAX_HEADER_LIST_SIZE: settings.max_header_bytes,
-        },
-    )
-    engine.decoder.max_header_list_size = settings.max_header_bytes
-    engine.max_inbound_frame_size = settings.max_frame_bytes
-    return engine
-
-
-def _goaway(last_stream_id: int, code: ErrorCodes, debug: bytes) -> bytes:
-    length = _GOAWAY_BYTES_MIN + len(debug)
-    return b"%b\x07\0\0\0\0\0%b%b%b" % (
-        length.to_bytes(3, "big"),
-        last_stream_id.to_bytes(4, "big"),
-        int(code).to_bytes(4, "big"),
-        debug,
-    )

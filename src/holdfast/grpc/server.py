@@ -19,7 +19,8 @@ from functools import partial
 from typing import Protocol, runtime_checkable
 
 from holdfast.bodies import TURN_BYTES, TooMuch, Undecodable
-from holdfast.grpc.http2 import ErrorCodes, HeaderList, Http2
+from holdfast.grpc.engine import HeaderList
+from holdfast.grpc.http2 import ErrorCodes, Http2
 from holdfast.grpc.messages import (
     ACCEPT_ENCODING,
     IDENTITY,
@@ -39,12 +40,12 @@ from holdfast.seam import Seam
 _NEVER_S = math.inf
 _RETRY_AFTER_S = 1.0
 _CONTENT_TYPE = b"application/grpc"
-_RESPONSE = [
+_RESPONSE = (
     (b":status", b"200"),
     (b"content-type", b"application/grpc"),
     (b"grpc-accept-encoding", ACCEPT_ENCODING),
-]
-_OK = [(b"grpc-status", b"0")]
+)
+_OK = ((b"grpc-status", b"0"),)
 # After this long without a sign that GOAWAY was read, no new call is waited for.
 _LEAVE_GRACE_S = 1.0
 # How much the age of connections differs: those that were opened together do not end together.
@@ -424,7 +425,10 @@ class ServerConnection:
         """End a call with its answer."""
         self._release(call)
         if not call.is_over:
-            self._respond(call, _RESPONSE, framed(body), _OK)
+            self._let_go(call)
+            self._idle_s = self._loop.time() + self._settings.idle_timeout_s
+            self.http2.answer(call.stream_id, _RESPONSE, framed(body), _OK)
+            self._end_if_done()
 
     def failed(self, call: ServerCall, error: BaseException) -> None:
         """End a call with a failure."""
@@ -433,16 +437,11 @@ class ServerConnection:
             failure = self._server.gate.failure(error)
             self._respond(call, [*_RESPONSE, *trailers_of(failure)])
 
-    def _respond(
-        self,
-        call: ServerCall,
-        headers: HeaderList,
-        body: bytes = b"",
-        trailers: HeaderList | None = None,
-    ) -> None:
+    def _respond(self, call: ServerCall, headers: HeaderList) -> None:
+        """Answer by headers alone."""
         self._let_go(call)
         self._idle_s = self._loop.time() + self._settings.idle_timeout_s
-        self.http2.respond(call.stream_id, headers, body, trailers)
+        self.http2.respond(call.stream_id, headers)
         self._end_if_done()
 
     def _give_up(self, call: ServerCall, failure: CallFailed) -> None:

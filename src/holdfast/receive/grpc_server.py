@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.errors import BundleTooLarge, NotAccepted
+from holdfast.grpc.engine import HeaderList
 from holdfast.grpc.health import HEALTH_PATH, HealthMethod
-from holdfast.grpc.http2 import HeaderList
 from holdfast.grpc.messages import MessageLimits
 from holdfast.grpc.server import Method, ServerCall, ServerConnections
 from holdfast.grpc.settings import GrpcSettings
