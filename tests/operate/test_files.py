@@ -140,6 +140,10 @@ def test_archives_go_in_and_out(run: Run, folder: Path) -> None:
     assert run("files", "cat", "2", "from/tar/a.txt") == b"alpha\n"
     run("files", "import", "3", "-", stdin=archive)
     assert run("files", "export", "3", "-") == archive
+    assert run("files", "import", "4", "-", "--json", stdin=archive)["archive_has_end"] is True
+    cut = archive[:2048]  # behind a.txt: records and header, a block each
+    assert run("files", "import", "5", "-", "--json", stdin=cut)["archive_has_end"] is False
+    assert run("files", "ls", "5").count(b"\n") == 1
 
 
 def test_a_deleted_commit_is_gone_and_its_name_is_free(run: Run, folder: Path) -> None:

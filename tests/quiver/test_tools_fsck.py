@@ -117,10 +117,10 @@ def copy_segment(machine: Machine, name: str) -> None:
         machine.disk.put(SEGMENTS / name / entry.name, content)
 
 
-def overlap(machine: Machine) -> None:
+def overlap(machine: Machine, segment_seq: int = 9, last_seq: int = 1) -> None:
     """A second segment with other bounds, whose manifest agrees with its name."""
     summary = manifest.decode(machine.disk.read(segment(machine) / "manifest"))
-    other = replace(summary, segment_seq=9, last_seq=1, bundles=2)
+    other = replace(summary, segment_seq=segment_seq, last_seq=last_seq, bundles=last_seq + 1)
     name = names.segment_dir(other.name)
     copy_segment(machine, name)
     machine.disk.put(SEGMENTS / name / "manifest", manifest.encode(other))
@@ -281,6 +281,17 @@ def test_errors_come_first(filled: Machine) -> None:
     assert severities == sorted(severities, key=list(Severity).index)
     assert severities[0] is Severity.ERROR
     assert not filled.disk.exists(QUARANTINE)
+
+
+def test_a_segment_that_covers_several_is_named_with_each(filled: Machine) -> None:
+    """Also with one that does not follow it: 0-3, then 0-2, then 3."""
+    overlap(filled, segment_seq=0, last_seq=3)
+    found = [f for f in fsck(seam(filled), ROOT).findings if "has too" in f.what]
+    assert [(f.where, f.seqs) for f in found] == [
+        ("segments/0000000000000001-0-2-3-6", ((0, 2),)),
+        ("segments/0000000000000002-3-3-1-1", ((3, 3),)),
+    ]
+    assert all("0000000000000000-0-3-4-6" in f.what for f in found)
 
 
 def test_numbers_become_ranges() -> None:

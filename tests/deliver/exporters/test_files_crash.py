@@ -271,10 +271,22 @@ def test_a_damaged_journal_gives_what_is_sound(caplog: pytest.LogCaptureFixture)
     (journal,) = [e.name for e in after.list(staging) if e.name.startswith("journal-")]
     offset = after.read(staging / journal).index(b'{"n":4}')
     after.overwrite(staging / journal, offset, b"!")
-    play(after, "ndjson", [])
-    assert numbers_in(after) == [1, 7]
+    copy, content = staging / f"{journal}.damaged", after.read(staging / journal)
+    killed = 0
+    for step in ("create", "write", "sync", "rename", "unlink"):
+        for kind in KILLS:
+            dying = after.snapshot()
+            if step == "unlink":  # of a copy that was cut off
+                dying.put(copy.with_name(f"{copy.name}.part"), content[:5])
+            faulty = FaultyDisk(dying, [Fault(f"files.aside.{step}", kind, 1)], dying.die)
+            play(faulty, "ndjson", [])
+            for found in (dying.kill(), dying.power_loss()):
+                play(found, "ndjson", [])
+                assert numbers_in(found) == [1, 7], (step, kind)
+                assert found.read(copy) == content, (step, kind)
+                killed += 1
+    assert killed == 2 * 5 * len(KILLS)
     assert "is damaged" in caplog.text
-    assert any(entry.name.endswith(".damaged") for entry in after.list(staging))
 
 
 # The journal alone.

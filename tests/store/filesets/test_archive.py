@@ -220,7 +220,16 @@ def test_every_cut_archive_is_damage_or_ends_between_entries(memory: Store) -> N
         with pytest.raises(Damaged):
             imported(memory, archive[:end])
     for end in whole:
-        imported(memory, archive[:end])
+        with FileSetWriter(memory, NO_JOB) as writer:
+            assert not import_tar(writer, io.BytesIO(archive[:end])).has_end
+
+
+def test_an_archive_cut_off_before_an_entry_that_it_describes_is_damage(memory: Store) -> None:
+    archive = exported(FileSet(memory, [put_all(memory, {"ü" * 110: b"long"})]))
+    assert archive[156:157] == b"x", "its path stands in a header of its own"
+    for cut in (archive[:1024], archive[:1024] + bytes(1024)):
+        with pytest.raises(Damaged, match="before an entry that it describes"):
+            imported(memory, cut)
 
 
 @pytest.mark.parametrize("at", range(0, 512, 13))
@@ -245,7 +254,7 @@ def test_an_archive_comes_through_a_pipe_in_any_pieces(memory: Store) -> None:
     with FileSetWriter(memory, NO_JOB) as writer:
         moved = import_tar(writer, Trickle(archive))
         files = FileSet(memory, [writer.close()])
-    assert moved == (len(FILES), sum(map(len, FILES.values())))
+    assert moved == (len(FILES), sum(map(len, FILES.values())), True)
     assert read_all(files) == dict(sorted(FILES.items()))
 
 

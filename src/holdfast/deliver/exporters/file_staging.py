@@ -181,15 +181,21 @@ class FileStaging:
             path,
             aside,
         )
-        if not self._disk.exists(aside):
-            handle = self._disk.create(aside, "files.aside.create")
-            try:
-                write_all(
-                    self._disk, handle, [read_pages(self._disk, path).view], "files.aside.write"
-                )
-                self._disk.sync(handle, "files.aside.sync")
-            finally:
-                self._disk.close(handle)
+        if self._disk.exists(aside):
+            return
+        # Written under another name first: a copy that a crash cut off would be taken for the
+        # whole one at the next start, and the journal itself is removed after that.
+        temporary = aside.with_name(aside.name + TEMPORARY)
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary, "files.aside.unlink")
+        handle = self._disk.create(temporary, "files.aside.create")
+        try:
+            write_all(self._disk, handle, [read_pages(self._disk, path).view], "files.aside.write")
+            self._disk.sync(handle, "files.aside.sync")
+        finally:
+            self._disk.close(handle)
+        # Durable with the next journal's name, which is before the damaged one goes.
+        self._disk.rename(temporary, aside, "files.aside.rename")
 
     def _publish(self, records: Records) -> None:
         if len(records):

@@ -15,7 +15,6 @@ healthy system would hardly ever be clean.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -279,19 +278,23 @@ class _FsckChecks:
     def _overlaps(self) -> Iterator[QuiverFinding]:
         """Yield segments that claim the same seqs: a reader would see bundles twice.
 
-        Neighbours by their first seq are compared: wherever segments overlap, two neighbours do, so
-        every group has at least one finding, though perhaps not one for each segment.
+        They come by their first seq. Each is compared with the one before it that reaches furthest:
+        its neighbour may end early within a longer one that goes on.
         """
         segments = self.inventory.segments
-        for one, two in itertools.pairwise(segments):
-            if two.summary.first_seq <= one.summary.last_seq:
+        furthest = None
+        for segment in segments:
+            found = segment.summary
+            if furthest is not None and found.first_seq <= furthest.summary.last_seq:
                 yield QuiverFinding(
                     Severity.ERROR,
-                    f"{names.SEGMENTS_DIR}/{two.path.name}",
-                    f"it has seqs that {one.path.name} has too",
+                    f"{names.SEGMENTS_DIR}/{segment.path.name}",
+                    f"it has seqs that {furthest.path.name} has too",
                     "one of them was put there by hand; move it elsewhere",
-                    ((two.summary.first_seq, min(one.summary.last_seq, two.summary.last_seq)),),
+                    ((found.first_seq, min(furthest.summary.last_seq, found.last_seq)),),
                 )
+            if furthest is None or found.last_seq > furthest.summary.last_seq:
+                furthest = segment
         known = {segment.path.name for segment in segments} | set(self.inventory.unreadable)
         for entry in self._list(names.SEGMENTS_DIR):
             parsed = names.parse_segment_dir(entry.name)

@@ -57,6 +57,9 @@ class Moved(NamedTuple):
 
     files: int
     size_bytes: int
+    # False: an archive without an end. It may be all there is of it, or the beginning of a longer
+    # one that was cut off between two entries: nothing in it tells.
+    has_end: bool = True
 
 
 def export_tar(files: FileSet, target: Writable, *, folder: str = "") -> Moved:
@@ -117,7 +120,8 @@ def import_tar(
     below = check_folder(into)
     count, size_bytes = 0, 0
     plain = unpacked(source)
-    for member in TarReader(plain).members():
+    reader = TarReader(plain)
+    for member in reader.members():
         name = _inner(decode_path(member.header.name))
         if name in ("", "/"):
             continue  # the archive's own root
@@ -128,7 +132,7 @@ def import_tar(
     # Without this a truncated download would pass.
     while plain.read(READ_BLOCK_BYTES):
         pass  # to the end of a compressed stream, where its checksum is
-    return Moved(count, size_bytes)
+    return Moved(count, size_bytes, reader.has_end)
 
 
 def _put(

@@ -58,10 +58,16 @@ class TarReader:
         self._source = source
         self._where = where
         self._at_bytes = 0
+        # Whether zeros ended it. Without them it may have been cut off between two entries.
+        self.has_end = False
         self._global: dict[str, bytes] = {}
 
     def members(self) -> Iterator[Member]:
-        """Yield all entries; a damaged header or a missing end of an entry is an error."""
+        """Yield all entries; a damaged header or a missing end of an entry is an error.
+
+        A missing end of the archive is none, because there are makers that write none. `has_end`
+        says so afterwards.
+        """
         extensions: dict[str, bytes] = {}
         while (header := self._header()) is not None:
             if header.type in (tar.PAX, tar.PAX_GLOBAL, _GNU_NAME, _GNU_LINK):
@@ -76,12 +82,17 @@ class TarReader:
             # for in the middle of a body.
             for _ in member.body:
                 pass
+        if extensions:
+            raise tar.damaged("the archive ends before an entry that it describes", self._place())
 
     def _header(self) -> Header | None:
         block = self._read(tar.BLOCK_BYTES)
-        if not block or block == _ZEROS:
-            return None  # two blocks of zeros end an archive; what follows belongs to nobody
-        return tar.parse(block, self._place())
+        if block == _ZEROS:
+            # Two of them end an archive, and what follows belongs to nobody. One is enough to know
+            # that no entry is missing.
+            self.has_end = True
+            return None
+        return tar.parse(block, self._place()) if block else None
 
     def _extend(self, header: Header, extensions: dict[str, bytes]) -> None:
         # Before it is read: a number in a header must not decide how much memory is taken.

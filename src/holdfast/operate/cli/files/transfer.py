@@ -169,7 +169,10 @@ def import_command(
     chosen: Target,
     as_json: bool,
 ) -> None:
-    """Store a tar archive as a commit; - is the standard input. Paths that lead out are refused."""
+    """Store a tar archive as a commit; - is the standard input. Paths that lead out are refused.
+
+    An archive without the zeros that end one is stored, and said to be: it may have been cut off.
+    """
     from holdfast.store.filesets import import_tar
 
     with (
@@ -178,12 +181,20 @@ def import_command(
         progress(f"importing {name}") as done,
     ):
         counted = CountedReader(file, done)
+        has_end = True
 
         def write(writer: FileSetWriter) -> None:
-            import_tar(writer, counted, into=into, keep_outside_links=keep_outside_links)
+            nonlocal has_end
+            moved = import_tar(writer, counted, into=into, keep_outside_links=keep_outside_links)
+            has_end = moved.has_end
 
         made = added(store, name, parent, message, write)
-    tell(made, as_json)
+    tell(made, as_json, {"archive_has_end": has_end})
+    if not has_end:
+        click.echo(
+            "the archive has no end: if it was cut off between two entries, the rest is missing",
+            err=True,
+        )
 
 
 def _tell_moved(
