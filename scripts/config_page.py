@@ -48,9 +48,10 @@ a port are one destination (`NODE.PORT`) and take turns.
 
 **Several workers.** Each has its own quiver (`core-00`, `core-01`, … in the quiver's directory) and
 its own dead letters (`dead_letters`, `dead_letters-01`, …); the kernel spreads connections over
-them. Order is kept within a worker, so `order: received` with several is an error. The caps of the
-quiver are those of all workers together; those in `delivery` are per worker. With fewer workers
-than before, the others deliver what the missing ones left.
+them. Order is kept within a worker, so `order: received` with several is an error, unless nothing
+that is delivered promises an order (OpenTelemetry does not). The caps of the quiver are those of
+all workers together; those in `delivery` are per worker. With fewer workers than before, the others
+deliver what the missing ones left.
 
 **Signals.** `SIGTERM` stops within `drain`, a second one at once. `SIGHUP` reads the file again.
 Applied without a restart:

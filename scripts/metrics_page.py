@@ -16,6 +16,7 @@ from holdfast.operate.gateway_metrics import GATEWAY_METRICS, PIPELINE_METRICS
 from holdfast.operate.handoff_metrics import HANDOFF_METRICS
 from holdfast.operate.metrics import METRICS, Metric, prometheus_name
 from holdfast.operate.node_metrics import NODE_METRICS
+from holdfast.operate.telemetry_metrics import TELEMETRY_METRICS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "metrics.md"
 
@@ -27,7 +28,8 @@ Every figure that a gateway, its quivers and its pipelines tell about themselves
 tables in `src/holdfast/operate/metrics.py` and `gateway_metrics.py`.
 
 A running gateway serves all of them as Prometheus' text at `/metrics` of its admin port
-(`admin.listen`, 127.0.0.1:8480), and pushes them over UDP if `statsd:` is configured.
+(`admin.listen`, 127.0.0.1:8480), pushes them over UDP if `statsd:` is configured, and sends them by
+OTLP, beside its log and its traces, if [`telemetry:`](telemetry.md) is.
 
 - statsd has the same names with dots, counters as what they grew by since the last push, gauges as
   they are; labels are DogStatsD tags, or with `labels: names` parts of the name.
@@ -95,7 +97,7 @@ accepted_total = sum by (outcome) of outcome_total + lag
 
 def page() -> str:
     """Return the whole page."""
-    head = HEAD.replace("GATEWAY_TABLES\n", _sections(GATEWAY_METRICS))
+    head = HEAD.replace("GATEWAY_TABLES\n", _sections((*GATEWAY_METRICS, *TELEMETRY_METRICS)))
     head = head.replace("HANDOFF_TABLES\n", _sections(HANDOFF_METRICS))
     head = head.replace("PIPELINE_TABLES\n", _sections(PIPELINE_METRICS))
     head = head.replace("\nNODE_TABLE\n", _section("data node", NODE_METRICS))

@@ -25,9 +25,12 @@ from tests.processors.passing import event_of
 from holdfast.deliver.exporters.classify import failure_of_status
 from holdfast.deliver.exporters.dialects import PRESETS
 from holdfast.deliver.exporters.otlp import OTLP_PRESETS
+from holdfast.graph.model import TelemetrySettings
 from holdfast.operate.gateway_metrics import ALL_METRICS
 from holdfast.operate.metrics import prometheus_name
 from holdfast.operate.node_metrics import NODE_METRICS
+from holdfast.operate.telemetry import MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX
+from holdfast.operate.telemetry_metrics import TELEMETRY_METRICS
 from holdfast.processors import filter as filter_module
 from holdfast.processors import match, redact, rename, route, trim
 from holdfast.quiver import EventTimeStatement, Receipt
@@ -223,6 +226,19 @@ def of_store_check(page: str) -> Claims:
     yield "findings", told, [kind.value for kind in FindingKind]
 
 
+def of_telemetry(page: str) -> Claims:
+    (example,) = yaml_blocks(page)
+    settings = TelemetrySettings.model_validate(example["telemetry"])
+    by_default = TelemetrySettings(config=settings.config)
+    yield "the example has the defaults", settings, by_default
+    told = re.findall(r"^\| (\w+) \|", page, re.MULTILINE)
+    yield "signals", tuple(told[1:]), by_default.signals
+    known = {prometheus_name(metric.name) for metric in TELEMETRY_METRICS}
+    yield "metrics", set(re.findall(r"gateway_telemetry_\w+", page)) <= known, True
+    bounds = (MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX)
+    yield "cuts", all(f"{bound:,}" in page for bound in bounds), True
+
+
 def section(page: str, title: str) -> str:
     """Return what stands below a heading."""
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
@@ -247,6 +263,7 @@ CLAIMS: dict[str, Callable[[str], Claims]] = {
     "openlineage-validation": of_validation,
     "processors": of_processors,
     "store-check": of_store_check,
+    "telemetry": of_telemetry,
 }
 
 
@@ -269,6 +286,7 @@ def test_a_page_says_what_the_code_does(name: str) -> None:
         ("openlineage-validation", "run"),
         ("processors", "required"),
         ("store-check", "wrong count"),
+        ("telemetry", "8,192"),
     ],
 )
 def test_a_page_that_says_something_else_is_found(name: str, word: str) -> None:

@@ -20,6 +20,7 @@ from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 from tests.signals.otlp.telemetry import request as otlp_request
 from tests.support.backend import HttpBackend
+from tests.support.collector import Collector
 
 from holdfast.signals.otlp.kinds import OtlpKind
 
@@ -154,6 +155,39 @@ def test_calls_are_spread_over_the_workers_and_none_is_refused_for_good(
         until(lambda: (now := children_of(process.pid)) != workers and len(now) == 2, "begun again")
         until(gateway.is_ready, "ready again")
         assert call(target, bodies[0]) == "OK"
+
+
+def test_workers_and_their_parent_tell_of_themselves_and_notice_a_loop(
+    gateway: GatewayFolder, tmp_path: Path
+) -> None:
+    port, collector = free_port(), Collector()
+    gateway.tree["nodes"] = {
+        "telemetry": {
+            "kind": "receiver",
+            "type": "otlp",
+            "config": {"listening_addr": f"0.0.0.0:{port}", "allow_anonymous": True},
+            "to": ["files"],
+        },
+        "files": {"kind": "exporter", "type": "files", "config": {"directory": "out"}},
+    }
+    told = gateway.tree["telemetry"] = {"interval": "200ms", "config": {"url": collector.url}}
+    gateway.write()
+    try:
+        with gateway.running():
+            # Each worker its log, the parent the figures of both.
+            wanted = [b"holdfast.worker\x12\x03\n\x010", b"holdfast.worker\x12\x03\n\x011"]
+            until(lambda: all(any(w in b for b in collector.bodies) for w in wanted), "logs")
+            metrics = [b for p, b, _ in collector.seen if p == OtlpKind.METRICS.grpc_path]
+            assert b"gateway.receiver.accepted_items_total" in metrics[-1]
+            assert gateway.metric("gateway_telemetry_sent_items_total", worker="parent") > 0
+    finally:
+        collector.server.stop(None).wait()
+    # Nobody can see from the file that this is the same machine.
+    told["config"] = {"url": f"http://127.0.0.2:{port}"}
+    gateway.write()
+    with gateway.running():
+        until(lambda: gateway.metric("gateway_telemetry_looping", worker="parent") == 1, "noticed")
+    assert any("telemetry came back" in line for line in gateway.messages())
 
 
 def test_workers_stop_when_their_parent_is_gone(gateway: GatewayFolder) -> None:

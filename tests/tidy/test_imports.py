@@ -21,7 +21,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
-    {"bodies", "extras", "local_path"},
+    {"bodies", "extras", "local_path", "self_watch"},
     {"seam", "settings"},
     {"grpc", "quiver", "store"},
     {"signals"},
@@ -57,9 +57,9 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "operate": (
         {"logs", "metrics", "sd_notify"},
-        {"handoff_metrics", "node_metrics"},
+        {"handoff_metrics", "node_metrics", "telemetry_messages", "telemetry_metrics"},
         {"gateway_metrics"},
-        {"driver_main", "monitoring"},
+        {"driver_main", "monitoring", "telemetry"},
         {"up"},
         {"supervisor"},
         {"cli"},

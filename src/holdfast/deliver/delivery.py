@@ -66,7 +66,7 @@ class DeliveryLoop:
         self._feed = feed
         self._timer = timer
         self._counters = counters
-        self._sender = Sender(exporter, timer, settings.send_timeout_s)
+        self._sender = Sender(context.name, exporter, timer, settings.send_timeout_s)
         # Computed once: they are asked for with every event.
         self._ahead_bytes, self._parallel_sends = settings.ahead_bytes, settings.parallel_sends
         # What bounds the load on a destination: lanes are as many as there are keys, sends are

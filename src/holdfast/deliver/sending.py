@@ -30,6 +30,7 @@ from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
+from holdfast import self_watch
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.signals.event import Unit
@@ -209,7 +210,9 @@ async def wait_for(timer: Timer, timeout_s: float | None, *bells: Bell) -> None:
 class Sender:
     """Calls one exporter."""
 
-    def __init__(self, exporter: Exporter, timer: Timer, timeout_s: float) -> None:
+    def __init__(self, name: str, exporter: Exporter, timer: Timer, timeout_s: float) -> None:
+        # Of the destination.
+        self._name = name
         self._exporter = exporter
         self._timer = timer
         self._timeout_s = timeout_s
@@ -218,6 +221,17 @@ class Sender:
 
     async def send(self, events: Sequence[Unit]) -> Answer:
         """Send once, and say what became of each event; raises nothing."""
+        began_ns = self_watch.begin()
+        answer = await self._send(events)
+        if began_ns:
+            size_bytes = sum(event.size_bytes for event in events)
+            told: dict[str, str | int] = {"destination": self._name}
+            told |= {"events": len(events), "bytes": size_bytes}
+            failure = next((str(one) for one in answer.failed.values()), "")
+            self_watch.end(self_watch.OwnSpan("send", False, began_ns, told, failure))
+        return answer
+
+    async def _send(self, events: Sequence[Unit]) -> Answer:
         # An exporter that ignores cancellation still holds its connection and may yet deliver.
         # Calling it again meanwhile could put a later event before an earlier one.
         if self._stuck:

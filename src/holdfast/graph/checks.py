@@ -58,6 +58,7 @@ def check_graph(graph: Graph, document: Document, names: Collection[str]) -> Non
     checker.settings_fit_the_kind()
     checker.addresses()
     checker.directories()
+    checker.own_telemetry()
     # Counted from here: mistakes in single settings do not keep the plan from being looked at.
     before = document.errors
     check_to_nodes(graph, document)
@@ -407,6 +408,27 @@ class _Checker:
                         message = f"{node.name!r} sends to {name!r} of this same file"
                         hint = "events would come back for ever; name another address"
                         self._warn(self._node_place(node.name), message, hint)
+
+    def own_telemetry(self) -> None:
+        """What we tell of ourselves goes elsewhere, to somebody who takes it."""
+        settings, node = self._graph.settings.telemetry, self._graph.telemetry
+        if settings is None or node is None:
+            return
+        place = self._document.key_place(("telemetry",))
+        takes = node.component.takes(node.config)
+        for index, name in enumerate(settings.signals):
+            signal = signal_named(name)
+            if signal is not None and not takes.includes(signal):
+                at: TreePath = ("telemetry", "signals", index)
+                where = self._document.value_place(at) if at in self._document.values else place
+                message = f"telemetry sends {name}, and its `preset` does not take them"
+                self._error(where, message, "leave them out of `signals`, or use another preset")
+        for address in addresses_in(node.config.model_dump(mode="json")):
+            for listener, (_, listening) in self._listening():
+                if reaches(address, listening):
+                    message = f"telemetry is sent to {listener!r} of this same file"
+                    hint = "it would tell of itself for ever; name another address"
+                    self._error(place, message, hint)
 
     # -------------------------------------------------------------------------- resources
 

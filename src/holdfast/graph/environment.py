@@ -104,6 +104,8 @@ def _files(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     parts: list[tuple[TreePath, object]] = [
         (("nodes", name, "config"), node.config) for name, node in graph.settings.nodes.items()
     ]
+    if graph.settings.telemetry is not None:
+        parts.append((("telemetry", "config"), graph.settings.telemetry.config))
     for key in ("flight", "spark"):
         settings = getattr(graph.settings, key)
         parts.append(((key,), settings.model_dump() if settings is not None else None))
@@ -169,6 +171,8 @@ def _exporter_nodes(loaded: Loaded) -> Iterator[tuple[TreePath, Node]]:
         yield ("nodes", node.name), node
     for node in loaded.graph.handlers.values():
         yield ("dead_letters", "handlers", node.name), node
+    if loaded.graph.telemetry is not None:
+        yield ("telemetry",), loaded.graph.telemetry
 
 
 def _runs_pipelines(loaded: Loaded) -> bool:

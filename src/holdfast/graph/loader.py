@@ -14,7 +14,14 @@ from holdfast.errors import BadConfig, ConfigFinding, HoldfastError
 from holdfast.extras import install_command
 from holdfast.graph.checks import check_graph
 from holdfast.graph.document import Document, Substitution, TreePath, read_document
-from holdfast.graph.model import Graph, GraphFile, HandlerSettings, Node, NodeSettings
+from holdfast.graph.model import (
+    Graph,
+    GraphFile,
+    HandlerSettings,
+    Node,
+    NodeSettings,
+    TelemetrySettings,
+)
 from holdfast.graph.pipeline_checks import check_beside_gateway, check_pipelines
 from holdfast.graph.registry import Component, Kind, Registry
 from holdfast.graph.shorthand import write_out
@@ -94,12 +101,14 @@ class _Loader:
         }
         known = {name: node for name, node in nodes.items() if node is not None}
         told = {name: node for name, node in handlers.items() if node is not None}
-        graph = Graph(file, settings, known, told)
+        own = None if settings.telemetry is None else self._telemetry(settings.telemetry)
+        graph = Graph(file, settings, known, told, own)
         # A name whose node is wrong is still a name: nobody needs to hear that it is unknown.
         check_graph(graph, self._document, names=set(self._document.value["nodes"]))
         check_pipelines(settings.pipelines, self._document)
         check_beside_gateway(graph, self._document)
         is_sound = is_sound and len(known) + len(told) == len(nodes) + len(handlers)
+        is_sound = is_sound and (own is not None or settings.telemetry is None)
         return graph if is_sound else None
 
     def _node(self, name: str, settings: NodeSettings) -> Node | None:
@@ -137,6 +146,13 @@ class _Loader:
         if component is None or config is None:
             return None
         return Node(name, component, config, delivery=settings.delivery or DeliverySettings())
+
+    def _telemetry(self, settings: TelemetrySettings) -> Node | None:
+        """Return what sends our own telemetry: an exporter `otlp` by its settings, no node."""
+        component = Registry.standard().find("exporter", "otlp")
+        assert component is not None, "BUG: there is no exporter `otlp`"
+        config = self._config(component, settings.config, ("telemetry",))
+        return None if config is None else Node("telemetry", component, config)
 
     def _component(self, kind: Kind, name: str, at: TreePath, key: str) -> Component | None:
         """Return the component of a type; if there is none, say which one is probably meant."""

@@ -137,6 +137,27 @@ class StatsdSettings(Settings):
     """Datagrams of one push; metrics beyond them wait for the next one."""
 
 
+class TelemetrySettings(Settings):
+    """Holdfast's own metrics, log and traces, sent by OTLP to a collector or a backend."""
+
+    config: ComponentConfig
+    """Where, and how: the settings of the exporter `otlp`, such as `url` and `headers`."""
+    signals: tuple[Literal["metrics", "logs", "traces"], ...] = Field(
+        default=("metrics", "logs", "traces"), min_length=1
+    )
+    """What is sent."""
+    interval: DurationS = Field(default=10.0, ge=0.1, le=3600)
+    """How often metrics are sent, and what was logged and traced since."""
+    sample_ratio: float = Field(default=0.01, ge=0, le=1)
+    """Which part of requests and of sends becomes a span."""
+    max_waiting: int = Field(default=2048, ge=1, le=100_000)
+    """Log records that wait to be sent, and as many spans; what comes beyond is dropped, and
+    counted."""
+    attributes: dict[str, str] = Field(default_factory=dict, max_length=64)
+    """Further attributes of the resource, such as `deployment.environment`; `service.name` is
+    `holdfast` unless it is among them."""
+
+
 class LoggingSettings(Settings):
     """Holdfast's own log, on standard error."""
 
@@ -165,6 +186,8 @@ class GraphFile(Settings):
     """Holdfast's own log."""
     statsd: StatsdSettings | None = None
     """Metrics over UDP; off by default."""
+    telemetry: TelemetrySettings | None = None
+    """Holdfast's own metrics, log and traces by OTLP; off by default."""
     dead_letters: DeadLettersSection = DeadLettersSection()
     """Events that were not accepted, or that a destination will never take."""
     nodes: dict[Name, NodeSettings] = Field(min_length=1)
@@ -236,6 +259,8 @@ class Graph:
     nodes: Mapping[str, Node]
     # Exporters of rejected events.
     handlers: Mapping[str, Node]
+    # What sends our own telemetry.
+    telemetry: Node | None = None
 
     @property
     def base_dir(self) -> Path:

@@ -40,6 +40,8 @@ def printed(loaded: Loaded) -> dict[str, Any]:
         tree["nodes"][name] = _printed_node(node, tree["nodes"][name])
     for name, node in graph.handlers.items():
         tree["dead_letters"]["handlers"][name] |= _settings_of(node)
+    if graph.telemetry is not None:
+        tree["telemetry"] |= _settings_of(graph.telemetry)
     shown: dict[str, Any] = _shown(tree, (), loaded.document.references)
     return shown
 

@@ -28,6 +28,9 @@ def graph_schema(registry: Registry) -> dict[str, Any]:
     node, handler = definitions["NodeSettings"], definitions["HandlerSettings"]
     node["allOf"] = [_case(one, definitions, by_kind=True) for one in registry]
     exporters = [one for one in registry if one.kind == "exporter"]
+    for otlp in [one for one in exporters if one.type == "otlp"]:
+        case = _case(otlp, definitions, by_kind=False)["then"]["properties"]
+        definitions["TelemetrySettings"]["properties"] |= case
     handler["allOf"] = [_case(one, definitions, by_kind=False) for one in exporters]
     return {"$schema": DIALECT, "title": "Holdfast graph", **_with_references(schema)}
 

@@ -38,6 +38,7 @@ from holdfast.operate.metrics import (
     samples,
     whole,
 )
+from holdfast.operate.telemetry_metrics import TELEMETRY_METRICS
 from holdfast.receive.receiver import ItemCounts, ReceiverStatistics
 from holdfast.remote.server import ServerStatistics
 
@@ -528,6 +529,7 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
 ALL_METRICS: tuple[Metric[Any], ...] = (
     *GATEWAY_METRICS,
     *HANDOFF_METRICS,
+    *TELEMETRY_METRICS,
     *PIPELINE_METRICS,
     *METRICS,
 )

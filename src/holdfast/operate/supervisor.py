@@ -23,7 +23,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
@@ -39,9 +39,20 @@ from holdfast.operate.gateway_metrics import driver_records
 from holdfast.operate.metrics import Sample
 from holdfast.operate.monitoring import end, observed
 from holdfast.operate.sd_notify import Notifier
-from holdfast.operate.up import STATUS_S, Signals, driver_of, lineage_url, worker_directory
+from holdfast.operate.telemetry_metrics import telemetry_records
+from holdfast.operate.up import (
+    STATUS_S,
+    Signals,
+    driver_of,
+    lineage_url,
+    telemetry_of,
+    worker_directory,
+)
 from holdfast.quiver.engine.control import Verbs, ask, serve
 from holdfast.seam.clock import RealClock
+
+if TYPE_CHECKING:
+    from holdfast.operate.telemetry import OwnTelemetry
 
 # Before a worker that exited is restarted: doubles from the first to the second, and is the first
 # again for one that ran this long.
@@ -64,6 +75,8 @@ class Workers:
         self._directories = [PurePath(worker_directory(data_dir, n)) for n in range(count)]
         # What runs pipelines over the quivers of all workers.
         self.driver: DriverChild | None = None
+        # What the parent tells of itself.
+        self.telemetry: OwnTelemetry | None = None
 
     def ask_one(
         self, worker: int, verb: str, *, timeout_s: float = ANSWER_S, **fields: Any
@@ -100,6 +113,8 @@ class Workers:
     async def records(self) -> Sequence[Sample]:
         """Return every figure of all workers that answer, and of the driver beside them."""
         records = await asyncio.to_thread(self._records)
+        if self.telemetry is not None:
+            records += telemetry_records(self.telemetry.statistics(), "parent")
         return records if self.driver is None else [*records, *driver_records(self.driver.figures)]
 
     def _records(self) -> list[Sample]:
@@ -218,6 +233,10 @@ class Supervisor:
         self._count = loaded.graph.settings.workers
         self._workers = Workers(loaded.graph.data_dir, self._count)
         self._driver = self._workers.driver = driver_of(loaded, self._orders)
+        # Metrics of all workers, and what the parent logs; what workers log they send themselves.
+        self._telemetry = self._workers.telemetry = telemetry_of(
+            loaded.graph, None, self._workers.records
+        )
         self._processes: dict[int, Process] = {}
         self._notifier = Notifier()
         # Set when all workers were, once.
@@ -231,6 +250,8 @@ class Supervisor:
             directory = worker_directory(self._loaded.graph.data_dir, number)
             directory.mkdir(parents=True, exist_ok=True)
         async with contextlib.AsyncExitStack() as held:
+            if self._telemetry is not None:
+                await held.enter_async_context(self._telemetry.sending())
             await held.enter_async_context(observed(self._loaded, self._workers))
             root = PurePath(self._loaded.graph.data_dir)
             control = serve(root, self._workers.verbs(), RealClock())
@@ -296,6 +317,8 @@ class Supervisor:
         The parent alone talks to systemd, so that the worker does not get its socket.
         """
         environment = {n: value for n, value in os.environ.items() if n != "NOTIFY_SOCKET"}
+        if self._telemetry is not None:
+            environment[self._telemetry.INSTANCE_VARIABLE] = self._telemetry.instance_id
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

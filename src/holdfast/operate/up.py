@@ -19,7 +19,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
@@ -36,8 +36,12 @@ from holdfast.operate.gateway_metrics import driver_records, gateway_records
 from holdfast.operate.metrics import Sample
 from holdfast.operate.monitoring import end, observed
 from holdfast.operate.sd_notify import Notifier
+from holdfast.operate.telemetry_metrics import telemetry_records
 from holdfast.quiver.engine.control import ControlServer, ask, serve
 from holdfast.seam import Seam
+
+if TYPE_CHECKING:
+    from holdfast.operate.telemetry import OwnTelemetry
 
 # How often `systemctl status` hears something, without a watchdog.
 STATUS_S = 10.0
@@ -77,11 +81,12 @@ def _text(found: ConfigFinding) -> str:
 
 
 class GatewayWatch:
-    """A gateway as the admin port sees it, and the driver beside it."""
+    """A gateway as the admin port sees it, what it tells of itself, and the driver beside it."""
 
     def __init__(self, gateway: Gateway, driver: DriverChild | None = None) -> None:
         self._gateway = gateway
         self._driver = driver
+        self.telemetry: OwnTelemetry | None = None
 
     async def not_ready(self) -> Sequence[str]:
         """Return why senders should not be sent here."""
@@ -90,6 +95,9 @@ class GatewayWatch:
     async def records(self) -> Sequence[Sample]:
         """Return every figure."""
         records = gateway_records(await self._gateway.statistics())
+        if self.telemetry is not None:
+            worker = str(self._gateway.worker)
+            records += telemetry_records(self.telemetry.statistics(), worker)
         return (
             records if self._driver is None else [*records, *driver_records(self._driver.figures)]
         )
@@ -149,14 +157,19 @@ class GatewayProcess:
         # With several workers the parent has it.
         self._driver = driver_of(loaded, self._orders) if worker is None else None
         self._notifier = Notifier({} if worker is not None else None)
+        self._watched = watched = GatewayWatch(self._gateway, self._driver)
+        watched.telemetry = telemetry_of(
+            loaded.graph, worker, watched.records if worker is None else None
+        )
 
     async def run(self) -> None:
         """Start, serve, stop."""
         signals = Signals()
-        watched = GatewayWatch(self._gateway, self._driver)
         async with contextlib.AsyncExitStack() as held:
+            if self._watched.telemetry is not None:
+                await held.enter_async_context(self._watched.telemetry.sending())
             if self._worker is None:
-                await held.enter_async_context(observed(self._loaded, watched))
+                await held.enter_async_context(observed(self._loaded, self._watched))
             else:
                 held.push_async_callback(end, asyncio.create_task(_follow_parent(signals)))
             if not await self._start(signals):
@@ -222,8 +235,7 @@ class GatewayProcess:
 
     async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return every figure, for the parent of several workers."""
-        records = gateway_records(await self._gateway.statistics())
-        return {"records": [list(record) for record in records]}
+        return {"records": [list(record) for record in await self._watched.records()]}
 
     async def _tell_status(self) -> None:
         while True:
@@ -336,6 +348,18 @@ def driver_of(loaded: Loaded, orders: Callable[[], Awaitable[DriverOrders]]) -> 
             path=loaded.document.file,
         )
     return DriverChild(settings.spark, orders, DRIVER)
+
+
+def telemetry_of(
+    graph: Graph, worker: int | None, records: Callable[[], Awaitable[Sequence[Sample]]] | None
+) -> OwnTelemetry | None:
+    """Return what sends our own telemetry; None if nothing is to be sent."""
+    if graph.telemetry is None:
+        return None
+    # Only now: it brings protobuf.
+    from holdfast.operate.telemetry import OwnTelemetry
+
+    return OwnTelemetry(graph, worker=worker, records=records)
 
 
 def lineage_url(graph: Graph, addresses: Mapping[str, Sequence[str]]) -> str | None:

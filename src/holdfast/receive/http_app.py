@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, runtime_checkable
 
+from holdfast import self_watch
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
 from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
@@ -41,6 +42,7 @@ from holdfast.receive.responses import (
 
 # An announced length with more digits than this is too large whatever they are.
 _LENGTH_DIGITS_MAX = 18
+_REFUSED_FROM = 400
 
 
 @dataclass
@@ -115,6 +117,7 @@ class HttpApp:
         not_found_hint: str,
         on_close: Callable[[], Awaitable[None]],
     ) -> None:
+        self._name = context.name
         self._counts = counts
         # No redirect from the same path with a slash: it would turn a POST into a GET.
         slashed = {path + "/": endpoint for path, endpoint in endpoints.items()}
@@ -169,11 +172,20 @@ class HttpApp:
             await _refuse_other(scope, receive, send)
             return
         self._counts.requests += 1
+        began_ns = self_watch.begin()
         try:
             answer = await self._answer(scope, receive)
         except Disconnected:
             return
+        if began_ns:
+            self._tell_of(began_ns, answer.status)
         await send_response(send, answer)
+
+    def _tell_of(self, began_ns: int, status: int) -> None:
+        told: dict[str, str | int] = {"receiver": self._name}
+        told["http.response.status_code"] = status
+        failure = "" if status < _REFUSED_FROM else f"answered {status}"
+        self_watch.end(self_watch.OwnSpan("receive", True, began_ns, told, failure))
 
     # ------------------------------------------------------------- one request
 
@@ -282,6 +294,7 @@ class HttpApp:
         on_stored: OnStored,
     ) -> Respond | None:
         """Take a request that nothing is wrong with; None: nothing was done."""
+        began_ns = self_watch.begin()
         endpoint = self.fast_targets[target]
         try:
             request = self._examine(headers, endpoint)
@@ -296,22 +309,27 @@ class HttpApp:
             return None
         admitted.received(len(body))  # there was room for them when it entered
         self._counts.requests += 1
-        return partial(self._respond, endpoint, admitted, (len(body), request.content_type))
+        about = (len(body), request.content_type, began_ns)
+        return partial(self._respond, endpoint, admitted, about)
 
     def _respond(
         self,
         endpoint: FastEndpoint,
         admitted: Admitted,
-        about: tuple[int, bytes],
+        about: tuple[int, bytes, int],
         outcome: Receipt | BaseException,
     ) -> Response:
         """Count and answer a request of the fast path, once its append has an outcome."""
         admitted.leave()
-        size_bytes, content_type = about
+        size_bytes, content_type, began_ns = about
         if isinstance(outcome, Receipt):
-            return endpoint.accepted(outcome, size_bytes)
-        self._counts.rejected[Reason.UNAVAILABLE] += 1
-        return self.refuse(self._unavailable(outcome), content_type)
+            answer = endpoint.accepted(outcome, size_bytes)
+        else:
+            self._counts.rejected[Reason.UNAVAILABLE] += 1
+            answer = self.refuse(self._unavailable(outcome), content_type)
+        if began_ns:
+            self._tell_of(began_ns, answer.status)
+        return answer
 
 
 def _content_type(headers: Sequence[tuple[bytes, bytes]]) -> bytes:

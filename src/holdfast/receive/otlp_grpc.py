@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast import self_watch
 from holdfast.grpc.server import Method, ServerCall
 from holdfast.quiver import Receipt
 from holdfast.receive.grpc_server import client_of
@@ -27,21 +28,38 @@ class OtlpMethod:
         self._counts = counts
 
     async def handle(self, body: bytes, call: ServerCall) -> bytes:
+        began_ns = self_watch.begin()
         sender = OtlpSender(client_of(call), call.headers)
-        await self._intake.take(self._kind, body, sender, is_json=False)
+        try:
+            await self._intake.take(self._kind, body, sender, is_json=False)
+        except Exception as error:
+            self._tell_of(began_ns, error)
+            raise
         self._count(len(body))
+        self._tell_of(began_ns)
         return _ALL_TAKEN
 
     def offer(self, body: bytes, call: ServerCall) -> bool:
+        began_ns = self_watch.begin()
+
         def stored(outcome: Receipt | BaseException) -> None:
             if isinstance(outcome, Receipt):
                 self._count(len(body))
                 call.answer(_ALL_TAKEN)
+                self._tell_of(began_ns)
             else:
                 call.fail(outcome)
+                self._tell_of(began_ns, outcome)
 
         sender = OtlpSender(client_of(call), call.headers)
         return self._intake.offer(self._kind, body, sender, stored)
+
+    def _tell_of(self, began_ns: int, error: BaseException | None = None) -> None:
+        if began_ns:
+            told = {"receiver": self._intake.name, "rpc.method": self._kind.grpc_path}
+            # Not its text, which may quote what came.
+            failure = "" if error is None else f"refused: {type(error).__name__}"
+            self_watch.end(self_watch.OwnSpan("receive", True, began_ns, told, failure))
 
     def _count(self, size_bytes: int) -> None:
         self._counts.accepted_events += 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from holdfast import self_watch
 from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
@@ -41,7 +42,7 @@ class OtlpIntake:
     def __init__(
         self, context: ReceiverContext, level: AckLevel, kept_headers: Sequence[str]
     ) -> None:
-        self._name = context.name
+        self.name = context.name
         self._quiver = context.quiver
         self._dead_letters = context.dead_letters
         self._clock = context.seam.clock
@@ -60,6 +61,8 @@ class OtlpIntake:
 
         Raises `Refused` if it is not OTLP or too large, `NotAccepted` if there is no room.
         """
+        if self_watch.installed is not None:
+            self_watch.installed.look(body)
         try:
             binary, items = await self._checks.check(kind, body, is_json=is_json)
         except NotOtlp as error:
@@ -90,6 +93,8 @@ class OtlpIntake:
             _, items = check_here(kind, body, is_json=False)
         except NotOtlp:
             return False
+        if self_watch.installed is not None:
+            self_watch.installed.look(body)
         intake = self._intakes.get(kind)
         if intake is None:
             intake = self._quiver.intake(slot=kind.slot, level=self._level)
@@ -134,7 +139,7 @@ class OtlpIntake:
         letter = Letter(
             payload=body,
             reason=Reason.INVALID,
-            origin=self._name,
+            origin=self.name,
             problems=(problem,),
             headers={**names, **(sender.client.event_headers or {})},
             received_ns=self._clock.wall_ns(),

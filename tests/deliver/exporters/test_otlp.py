@@ -25,6 +25,7 @@ from tests.deliver.exporters.certificates import Certificates
 from tests.deliver.exporters.sending import context, event, send
 from tests.grpc.harness import served
 from tests.patience import PATIENCE_S
+from tests.support.collector import Collector
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import otlp
@@ -62,30 +63,6 @@ def names_of(body: bytes) -> list[str]:
 def unit(seq: int, payload: bytes, kind: OtlpKind = OtlpKind.TRACES, **headers: str) -> Event:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
     return event(seq, payload, slot=kind.slot, signal=kind.value, headers=given)
-
-
-class Collector(grpc.GenericRpcHandler):
-    """grpcio's server as the backend; `decide` may abort a call, or return its answer."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, bytes, dict[str, Any]]] = []
-        self.decide: Callable[[bytes, grpc.ServicerContext], bytes] = lambda body, call: b""
-        self.server = grpc.server(futures.ThreadPoolExecutor(2), [self])
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
-        self.server.start()
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def service(self, details: Any) -> Any:
-        def handle(body: bytes, call: grpc.ServicerContext) -> bytes:
-            metadata: Any = call.invocation_metadata()
-            self.seen.append((details.method, body, dict(metadata)))
-            return self.decide(body, call)
-
-        return grpc.unary_unary_rpc_method_handler(handle)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [body for _, body, _ in self.seen]
 
 
 @pytest.fixture
