@@ -322,8 +322,8 @@ def test_when_the_number_grows_a_full_core_waits_and_the_whole_cap_still_holds(r
     config = with_retention()
     cores = rack.start(1, config)
     register_everywhere(cores)
-    with pytest.raises(Overloaded):
-        fill(cores[0], 128 * MB)
+    # Far more than a quarter; the rest is enough for what empty cores need themselves.
+    fill(cores[0], 56 * MB)
     rack.stop()
     cores = rack.start(4, config)
     held_bytes = cores.statistics()[0].used_bytes
