@@ -19,14 +19,14 @@ from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import TokenClient
-from holdfast.receive.otlp_checks import OtlpChecks, check_here
+from holdfast.receive.otlp_checks import HEAVY_BYTES, OtlpChecks, check_here
 from holdfast.receive.receiver import ItemCounts, ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.problem import NotOtlp
 
-# A body of at most this size is checked within a fraction of a millisecond.
-FAST_BYTES = 64 * 1024
+# What is larger is checked elsewhere, and has to wait for that.
+FAST_BYTES = HEAVY_BYTES
 
 
 class OtlpSender(NamedTuple):

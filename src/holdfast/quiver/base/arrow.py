@@ -176,8 +176,8 @@ def numbers(values: Sequence[int | None], kind: pa.DataType) -> pa.Array:
     """Return whole numbers, or times as such, as a column."""
     present = _present(values)
     # A place in the buffer is needed for nulls, too. What stands there is not read.
-    filled = [value or 0 for value in values]
-    data = pa.py_buffer(array(_CODES[kind.bit_width], filled))
+    filled = values if present is None else [value or 0 for value in values]
+    data = pa.py_buffer(array(_CODES[kind.bit_width], filled))  # type: ignore[type-var]
     return pa.Array.from_buffers(kind, len(filled), [present, data])
 
 
