@@ -47,11 +47,14 @@ CLIENT_SETTINGS = GrpcSettings(
 )
 # Calls under way at once, whatever the server allows.
 CALLS_MAX = 100
+# Numbers of streams are never used again, and HTTP/2 has 2**31 of them. Behind half of them the
+# next call opens another connection, long before this one would be at its end.
 _STREAM_ID_MAX = 2**30
 _HTTP_OK = b"200"
 # How long cut connections may take to be gone.
 _CLOSE_S = 2.0
-# How long sent bytes may be unconfirmed, in times that connecting may take.
+# How long sent bytes may be unconfirmed, in times that connecting may take. Without it, the kernel
+# goes on for a quarter of an hour after a peer that lost its power.
 _UNTAKEN_PER_CONNECT = 5
 
 # What an answer without a gRPC status means (doc/http-grpc-status-mapping of gRPC).
@@ -132,7 +135,11 @@ class _ClientConnection:
             await waiter
 
     def begin(self, headers: HeaderList, body: bytes) -> tuple[int, _ClientCall]:
-        """Send a call."""
+        """Send a call.
+
+        It is known before its body is sent: a server may refuse it while that is under way, and the
+        answer must find it.
+        """
         call = _ClientCall(self._loop, self._target.max_response_bytes)
         stream_id = self.http2.open_stream(headers)
         self.calls[stream_id] = call
@@ -149,6 +156,7 @@ class _ClientConnection:
     def _remove(self, stream_id: int) -> _ClientCall | None:
         call = self.calls.pop(stream_id, None)
         self._wake()
+        # The last one to leave closes it: nobody else looks after a connection that takes no calls.
         if not self.takes_calls and not self.calls:
             self.http2.end()
         return call
@@ -178,6 +186,8 @@ class _ClientConnection:
         call = self.calls.get(stream_id)
         if call is None:
             return
+        # A response has headers twice, before its message and behind it as trailers; a refusal has
+        # both in one. So what is in them decides, not how many came before.
         fields = dict(headers)
         status = fields.get(b":status")
         if status is not None:
@@ -200,6 +210,7 @@ class _ClientConnection:
     def _settle(self, stream_id: int, call: _ClientCall, failure: CallFailed | None) -> None:
         """End a call by its trailers."""
         self.http2.end_stream(stream_id)
+        # OK without a whole message: the server did it, and the answer was lost on the way.
         if failure is None and (call.message is None or not call.reader.is_between):
             failure = CallFailed(StatusCode.INTERNAL, "the answer has no message", maybe_done=True)
         if failure is not None:
@@ -320,6 +331,8 @@ class GrpcClient:
             async with asyncio.timeout_at(ends_s):
                 message = await call.answer
         except TimeoutError:
+            # A slow server answers other calls meanwhile; if nothing at all came since, it may be
+            # gone, and the next call would wait just as long on the same connection.
             if connection.heard_s < began_s:
                 connection.takes_calls = False
                 connection.http2.abort()
@@ -355,10 +368,16 @@ class GrpcClient:
         raise failure
 
     async def _with_room(self, timeout_s: float) -> _ClientConnection:
-        """Return a connection that takes a call now."""
+        """Return a connection that takes a call now.
+
+        Looked at again after each wait: while a call waits for room, the server may say that it
+        goes away, and the call belongs on the next connection then.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
+                    # One connects, the others wait for it: a hundred calls after a restart of the
+                    # server must not open a hundred connections.
                     async with self._connecting:
                         connection = self._connection
                         if connection is None or not connection.takes_calls:

@@ -62,7 +62,11 @@ class MessageReader:
         return self._expected_bytes < 0 and not self._head
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that the next bytes complete; raises `CallFailed`."""
+        """Yield the messages that the next bytes complete; raises `CallFailed`.
+
+        Frames of HTTP/2 end anywhere: a piece may hold the end of a message and half the head of
+        the next one.
+        """
         while True:
             if self._expected_bytes < 0:
                 if self._head:
@@ -146,7 +150,11 @@ def parse_timeout_s(text: bytes) -> float:
 
 
 def written_timeout(timeout_s: float) -> bytes:
-    """Return a `grpc-timeout`, never longer than asked for."""
+    """Return a `grpc-timeout`, never longer than asked for.
+
+    In the finest unit that eight digits can hold. Rounded down: a server that works longer than its
+    client waits works for nobody.
+    """
     for unit, step_s in ((b"u", 1e-6), (b"m", 1e-3), (b"S", 1.0)):
         count = int(timeout_s / step_s)
         if count < 10**_TIMEOUT_DIGITS_MAX:

@@ -203,6 +203,11 @@ class ServerConnection:
     http2: Http2
 
     def __init__(self, server: ServerConnections) -> None:
+        """Set all deadlines; `expire` looks at them.
+
+        A connection has an end even if nothing is wrong: behind a balancer, clients that never
+        reconnect would stay with the server that they first met, however many are added.
+        """
         self._server = server
         self._settings = server.settings
         self._loop = asyncio.get_running_loop()
@@ -235,7 +240,12 @@ class ServerConnection:
         """Nothing: it closes when it has its answers."""
 
     def leave(self) -> None:
-        """Tell the client to go away; its calls are finished."""
+        """Tell the client to go away; its calls are finished.
+
+        In two steps, as RFC 9113 says: first a GOAWAY that refuses nothing, and a ping behind it.
+        When the ping is answered, the client has read both and begins no more calls; only then can
+        the last one be named. Named at first, it would refuse calls that were on their way.
+        """
         if self._left_s == _NEVER_S:
             self._left_s = self._loop.time()
             self.http2.leave()
@@ -254,6 +264,8 @@ class ServerConnection:
     def expire(self, now_s: float) -> None:
         """End the calls, and perhaps the connection, whose client had its time."""
         settings = self._settings
+        # What is wrong with the connection comes first. A client that reads nothing cannot be told
+        # so: it is cut. One whose headers never end can be told, but not which call it was.
         block_s, unread_s = self.http2.block_since_s, self.http2.unread_since_s
         if unread_s is not None and now_s >= unread_s + settings.send_timeout_s:
             self.http2.abort()
@@ -323,6 +335,8 @@ class ServerConnection:
                 encoding = value
             elif name == b"grpc-timeout":
                 call.deadline_s = call.started_s + parse_timeout_s(value)
+        # In this order: what is not gRPC costs no place, and a method that is not here is said
+        # before a token is asked for, as over HTTP.
         if verb != b"POST":
             return b"405"
         if not content_type.startswith(_CONTENT_TYPE):
@@ -342,6 +356,8 @@ class ServerConnection:
             return False
         call.came_bytes += len(data)
         call.seen_s = self._loop.time()
+        # Counted in before the window is opened again: the peer can never have more under way than
+        # was granted, so what all connections hold together stays within the bound.
         try:
             call.place.received(len(data))
             for message in call.reader.feed(data):
@@ -422,7 +438,10 @@ class ServerConnection:
             raise CallFailed(StatusCode.INVALID_ARGUMENT, str(error)) from None
 
     def answered(self, call: ServerCall, body: bytes) -> None:
-        """End a call with its answer."""
+        """End a call with its answer.
+
+        What it held is given back also if its client is gone: the method had its place until now.
+        """
         self._release(call)
         if not call.is_over:
             self._let_go(call)

@@ -201,6 +201,8 @@ class DataNode:
         except (HoldfastError, OSError) as error:
             yield self._counted(failure(part.id, error))
             return
+        # Counted before a byte is there: several senders put at the same time, and each would find
+        # the same free space.
         with self._lock:
             self._coming_bytes += part.size_bytes
         try:
@@ -317,7 +319,11 @@ class DataNode:
         )
 
     def _holdings(self) -> tuple[tuple[Holding, ...], str]:
-        """Return what is here and its digest; made anew only if something changed."""
+        """Return what is here and its digest; made anew only if something changed.
+
+        Every sender asks every few seconds, and a node may hold a million parts. The counters of
+        changes are compared instead, and a caller that names the digest it knows is sent nothing.
+        """
         replicas = self.replicas()
         changes = tuple(one.changes for one in replicas)
         known = self._known
@@ -412,6 +418,8 @@ class DataNode:
     def _remove(self, going: Sequence[AdoptedPart]) -> int:
         removed = 0
         folders = {one.folder for one in going}
+        # Replica by replica, because each notes what it has seen before it removes anything. What a
+        # disk refuses now is still there for the next sweep.
         for replica in self.replicas():
             parts = [one for one in replica.parts() if one.folder in folders]
             try:
@@ -435,6 +443,8 @@ class DataNode:
         oldest_ns = self._time.age_now_ns() - int((self.settings.max_age or 0) * 1e9)
         if self._cold is not None:
             oldest_ns = hour_start_ns(hour_of(oldest_ns))
+        # The oldest first, and no further than the first that stays: by then everything behind it
+        # is younger, and the size fits.
         for one in sorted(parts, key=lambda one: one.summary.max_ingestion_ns):
             is_old = self.settings.max_age and one.summary.max_ingestion_ns < oldest_ns
             is_over = self.settings.max_size is not None and size_bytes > self.settings.max_size
@@ -465,6 +475,7 @@ class DataNode:
                 found = part_id(one.summary)
                 if after is not None and found <= after:
                     continue
+                # Never before the first: a page with no part would not move the caller on.
                 if last is not None and self._seam.clock.monotonic_s() >= give_up_s:
                     return ScrubPage(parts, size_bytes, tuple(damaged), last)
                 fault = replica.check(one)

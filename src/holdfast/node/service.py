@@ -56,7 +56,12 @@ NodeAction = Callable[[Fields], dict[str, Any]]
 
 
 class NodeService(flight.FlightServerBase):  # type: ignore[misc]
-    """Answers for one data node."""
+    """Answers for one data node.
+
+    What a sender says or asks of parts names the `node_id` it is meant for. The address may have
+    been given to another node since the sender last looked, and then an acknowledgement would count
+    for a node that has nothing.
+    """
 
     def __init__(
         self,
@@ -165,6 +170,8 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
         return self._node.health(page, fields.text("known_digest", "")).to_fields()
 
     def _parts(self, fields: Fields) -> dict[str, Any]:
+        # One page of them. The caller asks again behind the last one; an answer without an end
+        # would grow with the node.
         require_meant(self._node.node_id, fields.text("node_id"))
         ranges = decode_intervals(fields.values.get("ranges"))
         listed = self._node.listed(fields.text("quiver_id"), ranges)
@@ -239,6 +246,11 @@ class _PutReceiver:
         self._incoming: Incoming | None = None
 
     def take(self, place: int, piece: Slice) -> None:
+        """Write a slice. The first one of the next part settles the part before it.
+
+        So each part is durable and answered before the next one takes room, and a call that breaks
+        costs the part that was under way and no other.
+        """
         if place == self._place + 1 and place < len(self._parts):
             self._settle()
             self._begin(place)
@@ -247,6 +259,8 @@ class _PutReceiver:
                 f"a slice of part {place} came where part {self._place} is sent",
                 hint="send parts one after the other, in the order of the descriptor",
             )
+        # Answered already: it is here, or was refused. Its slices have to be taken off the stream
+        # all the same, because the next part comes behind them.
         if self._incoming is None:
             return
         try:
@@ -348,6 +362,8 @@ class NodeServer:
                 log.warning("calls were still going on when the data node was stopped")
             self._service = None
         self.reader.stop()
+        # Waited for without a limit: it may be between the cold tier's commit and `seen`. It looks
+        # at `_stopping` as it goes.
         if self._sweeper.is_alive():
             self._sweeper.join()
 

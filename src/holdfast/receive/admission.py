@@ -40,7 +40,11 @@ class Admission:
         self.received_bytes = 0
 
     def enter(self, announced_bytes: int) -> Admitted:
-        """Return a place for a request; the caller must leave it again."""
+        """Return a place for a request; the caller must leave it again.
+
+        The announced bytes are compared and not counted: a body that cannot fit now is refused
+        before it is read, and one that is only announced takes nothing from the others.
+        """
         if self.in_flight_requests >= self._max_requests:
             raise _busy("too many requests are under way")
         if self.in_flight_bytes + announced_bytes > self.max_bytes:

@@ -107,6 +107,7 @@ async def _read_plain(
     """Read a body that is not compressed; one that came in one piece is not copied."""
     pace = _Pace(limits, timer)
     body, more = await _next_piece(receive, admitted, pace)
+    # Nearly all events are that small, and copying is most of what reading would cost.
     if not more:
         return body
     pieces = Pieces()
@@ -170,6 +171,8 @@ class _Pace:
         if self._came_bytes > limits.max_body_bytes:
             raise _too_large(limits.max_body_bytes, "limits.max_body_size")
         if more:
+            # The pace alone would give a large body hours at its beginning; a pause alone would let
+            # a client send a byte every few seconds for ever. Each bounds the other.
             slowest_s = self._started_s + self._came_bytes / limits.min_body_bytes_per_s
             self._timer.reschedule(min(self._loop.time(), slowest_s) + limits.body_timeout_s)
 

@@ -1,4 +1,8 @@
-"""Receives OpenLineage events over HTTP, and answers once they are in the quiver."""
+"""Receives OpenLineage events over HTTP, and answers once they are in the quiver.
+
+A producer that sent to a backend until now should need a new address and nothing else. So the paths
+of other backends mean the same here, and a gateway can take the place of any of them.
+"""
 
 from __future__ import annotations
 
@@ -70,6 +74,8 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
+        # An error, not a warning: a warning scrolls by, and what is accepted from strangers takes
+        # disk and is delivered under the name of this gateway.
         mutual = self.tls is not None and self.tls.client_ca_file is not None
         asks = bool(self.tokens) or self.token_file is not None or mutual
         if not asks and not self.allow_anonymous and not parse_address(self.listen).is_loopback:
@@ -126,7 +132,11 @@ class OpenLineageReceiver:
         await self.app.close()
 
     def reload(self, config: Config) -> bool:
-        """Take new tokens while listening; False if anything else differs, which needs a start."""
+        """Take new tokens while listening; False if anything else differs, which needs a start.
+
+        Tokens change every few weeks and must not cost a connection. Everything else is decided
+        when a port is opened, and seldom changes.
+        """
         tokens = {"tokens": config.tokens, "token_file": config.token_file}
         if config != self._config.model_copy(update=tokens):
             return False

@@ -141,11 +141,15 @@ class SingleEvent(_LineageEndpoint):
 
     async def handle(self, request: HttpRequest, body: bytes) -> Response:
         verdict, names = await self._check(body, request)
+        # Validity first: namespaces are read from an event that is known to have its fields. What
+        # is forbidden becomes no dead letter (see `EventBatch.handle`).
         if verdict.errors:
             return await self._reject(body, verdict, request)
         if names is not None and (why := forbidden(request.client, names)) is not None:
             raise Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
         answer = self.accepted(await self._append(body, request), len(body))
+        # Warnings never cost an event. They are spliced into the answer that is ready: most events
+        # have none.
         if verdict.warnings:
             warnings = orjson.dumps([problem.to_fields() for problem in verdict.warnings])
             return answer._replace(body=b'%s,"warnings":%s}' % (answer.body[:-1], warnings))
@@ -174,6 +178,8 @@ class SingleEvent(_LineageEndpoint):
     def accepted(self, receipt: Receipt, size_bytes: int) -> Response:
         self._counts.accepted_events += 1
         self._counts.accepted_bytes += size_bytes
+        # Put together by hand: this is the answer to nearly every request, and only a number in it
+        # changes. The 0 is the row of the event in its bundle.
         return Response(200, b'%s%d/0"}' % (self._accepted_head, receipt.seq))
 
     async def _reject(self, body: bytes, verdict: Verdict, request: HttpRequest) -> Response:
@@ -371,7 +377,9 @@ def _batch_response(
 ) -> Response:
     """Return the answer that the OpenLineage specification gives to a batch.
 
-    Beside what it asks for: where the first accepted event is; the others follow it.
+    Beside what it asks for: where the first accepted event is; the others follow it. It is a 200
+    even if all events failed: any other status would make clients send the good ones again. No
+    event is ever `retriable`: what may go well later was refused as a whole batch, before this.
     """
     document: dict[str, object] = {
         "status": "partial_success" if failed else "success",

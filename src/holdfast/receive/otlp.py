@@ -1,4 +1,8 @@
-"""Receives OpenTelemetry over OTLP, gRPC and HTTP, and answers once it is in the quiver."""
+"""Receives OpenTelemetry over OTLP, gRPC and HTTP, and answers once it is in the quiver.
+
+Both transports share what counts: one intake, one set of tokens, and one `Admission`, so that the
+bounds hold for all ports together. A client that finds HTTP busy gains nothing by trying gRPC.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +87,8 @@ class Config(Settings):
     @field_validator("keep_headers")
     @classmethod
     def _may_be_kept(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        # What is kept is stored beside each request and sent on to a backend. A credential of the
+        # sender must be neither on disk nor there.
         for name in names:
             if _NEVER_KEPT.fullmatch(name.lower()) or not re.fullmatch(r"[\w-]{1,64}", name):
                 raise ValueError(f"{name!r} cannot be kept: a secret, or no header of a sender")
@@ -102,7 +108,11 @@ class Config(Settings):
 
     @property
     def listening(self) -> Mapping[str, str]:
-        """Where it listens, by the setting that says so."""
+        """Where it listens, by the setting that says so.
+
+        Both defaults, or only what is named: naming one address turns the other transport off, and
+        nothing listens on a port that the file does not mention.
+        """
         named = {
             "listening_addr": self.listening_addr,
             "http_listening_addr": self.http_listening_addr,
@@ -176,9 +186,12 @@ class OtlpReceiver:
             await server.start()
 
     async def stop(self, drain_s: float) -> None:
+        # Refused on all ports before any of them begins to drain: otherwise a client could go from
+        # the one that is stopping to the one that is not, and lengthen the end of both.
         self.app.refuse_from_now_on()
         self.gate.is_stopping = True
         await asyncio.gather(*(server.stop(drain_s) for server in self.servers))
+        # Last: requests that were let in may still need the child that checks them.
         await self.app.close()
 
     def reload(self, config: Config) -> bool:
@@ -195,6 +208,9 @@ class OtlpReceiver:
     def statistics(self) -> ReceiverStatistics:
         """Return the figures of all ports, with connections whose requests nobody saw."""
         seen = self.app.statistics()
+        # Connections over the bound, and heads that no request could be made of, never reach the
+        # app. They count as received and rejected all the same: the two must add up. Calls of gRPC
+        # are counted by the gate, into the counts of the app.
         unseen = Counter[str]()
         for server in self.servers:
             if isinstance(server, HttpServer):
@@ -213,6 +229,7 @@ def _tokens_of(config: Config, context: ReceiverContext) -> Tokens:
     settings = list(config.tokens)
     if config.token_file is not None:
         settings += read_token_file(context.base_dir / config.token_file)
+    # Refused, not ignored: a token that is limited to some namespaces would let everything pass.
     for one in settings:
         if "*" not in one.namespaces or one.references:
             raise BadConfig(

@@ -98,6 +98,7 @@ class OtlpExport:
         return _ACCEPTED_JSON if is_json else _ACCEPTED
 
     def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
+        # JSON has to become protobuf first, which may take a child process.
         if _is_json(request.content_type) or self._comes_from_a_browser(request):
             return False
         sender = OtlpSender(request.client, request.headers)
@@ -132,7 +133,10 @@ def _is_json(content_type: bytes) -> bool:
 
 
 def refuse_with_status(refused: Refused, content_type: bytes) -> Response:
-    """Return the answer to a request that is not taken, in the form in which it came."""
+    """Return the answer to a request that is not taken, in the form in which it came.
+
+    JSON if nothing is known of the form: whoever sends neither is a person with curl.
+    """
     http_status = STATUS_OF[refused.reason]
     code, message = _CODES[http_status], f"{refused.message}; {refused.hint}"
     headers = (*refused.headers, *retry_headers(http_status, refused.retry_after_s))

@@ -67,8 +67,11 @@ class OtlpIntake:
             binary, items = await self._checks.check(kind, body, is_json=is_json)
         except NotOtlp as error:
             raise await self._reject(kind, body, sender, error) from error
+        # Charged afterwards, because only now the items are known. One was charged when the request
+        # was admitted; the rest may overdraw the account, and holds up what comes next.
         if sender.client.bucket is not None:
             sender.client.bucket.charge(max(0, items - 1))
+        # An empty request is legal in OTLP, and there is nothing to keep of it.
         if not binary:
             return 0
         headers = [self._event_headers(sender)]
@@ -80,13 +83,19 @@ class OtlpIntake:
             self.counts[kind].refused += items
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
         except BaseException:
+            # Also if the call was cancelled because its client is gone: nobody was told that these
+            # items are safe, and the client will send them again.
             self.counts[kind].refused += items
             raise
         self.counts[kind].accepted += items
         return items
 
     def offer(self, kind: OtlpKind, body: bytes, sender: OtlpSender, on_stored: OnStored) -> bool:
-        """Take an ordinary request in protobuf and call `on_stored` later, once; else False."""
+        """Take an ordinary request in protobuf and call `on_stored` later, once; else False.
+
+        False says nothing to the client: whatever is unusual takes the long way, `take`, which can
+        wait, ask a child process and explain.
+        """
         if len(body) > FAST_BYTES or not body or sender.client.bucket is not None:
             return False
         try:
@@ -145,6 +154,8 @@ class OtlpIntake:
             received_ns=self._clock.wall_ns(),
             slot=kind.slot,
         )
+        # Kept before the sender is told: clients drop what was answered with 400, and then this is
+        # the only copy.
         kept = await self._dead_letters.reject([letter])
         hint = "it is in the dead letters" if kept else "it was not kept"
         return Refused(Reason.INVALID, str(error), f"send {kind.items} as OTLP says; {hint}")

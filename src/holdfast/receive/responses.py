@@ -49,6 +49,8 @@ class Reason(StrEnum):
     DISCONNECTED = "disconnected"
 
 
+# DISCONNECTED has none: there is nobody to answer. RATE is not 429 and TIMEOUT not 408, as the head
+# says: a client that does not repeat it would lose the event.
 STATUS_OF = {
     Reason.INVALID: 400,
     Reason.MALFORMED: 400,
@@ -156,7 +158,10 @@ def wrong_method(allowed: bytes) -> Refused:
 
 
 def whole_seconds(retry_after_s: float | None) -> int:
-    """Return what `Retry-After` can say: seconds, at least one."""
+    """Return what `Retry-After` can say: seconds, at least one.
+
+    0 would be legal, and clients that obey it would come back in a loop without a pause.
+    """
     wait_s = RETRY_AFTER_S if retry_after_s is None else retry_after_s
     return max(1, math.ceil(min(wait_s, RETRY_AFTER_MAX_S)))
 

@@ -3,6 +3,11 @@
 What is asked here is small and needs the owner: plans, commits, statements, appends. Rows are read
 elsewhere (reader.py), where Python that sends 100 MB does not stop Python that accepts events.
 
+**Repeating.** The connection of a client may break after the owner did what it asked and before the
+answer came. So every action can be asked again: a plan names where it begins, a commit names its
+range, and both name the generation of the attachment. The same range again is the same answer; an
+older generation is refused, because another client has attached meanwhile.
+
 **Appends.** A put is all or nothing: its descriptor says how many record batches follow, and a
 stream that ends before is refused. With producer and epoch it may be repeated, like any append.
 
@@ -114,7 +119,10 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         return sum(len(sessions) for sessions in self._sessions.values())
 
     def stop(self) -> None:
-        """End all waits, then the service."""
+        """End all waits, then the service.
+
+        Waits first: they sleep until something arrives, and `shutdown` waits for every call.
+        """
         self._stopping.set()
         for quiver in self._quivers.values():
             quiver.arrivals.notify()
@@ -254,6 +262,8 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         """Wait for news beyond a version; the first time for none."""
         arrivals = self._quiver(fields).arrivals
         seen = fields.whole_or_none("seen")
+        # A version and not an event: what arrived between two calls of a client is then never
+        # missed, whoever else was woken by it. The first call learns the version, and returns.
         while arrivals.version == seen and (remaining_s := patience()) > 0:
             arrivals.wait(seen, min(remaining_s, LOOK_S))
         return {"seen": arrivals.version}
@@ -297,6 +307,8 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
         quiver = self._quiver(fields)
         with self._session(fields) as session:
             planned = session.replan(start, end)
+        # The process that serves rows sees files only. A plan from afar ends where the last segment
+        # does, but this range may have been planned in the owner's own process.
         if not all_sealed(quiver.segments(), planned.refs):
             quiver.flush()  # it was planned elsewhere, from the open buffer too
         return {"range": self._range(fields, planned)}
@@ -328,6 +340,8 @@ class OwnerService(flight.FlightServerBase):  # type: ignore[misc]
 
     def _unregister(self, fields: Fields, patience: Patience) -> ActionResult:
         name, reason = fields.text("subscriber"), fields.text("reason", "unregistered")
+        # In this order: if the ledger cannot be written, the subscriber is still attached and can
+        # ask again.
         self._quiver(fields).unregister(name, reason=reason)
         self._sessions[fields.text("quiver")].forget(name)
         return {}
