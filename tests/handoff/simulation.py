@@ -126,6 +126,8 @@ class Simulation:
         for _ in range(bundles):
             self._written += 1
             payload = f"{self._written}:".encode().ljust(size_bytes, b".")
+            if self.quiver.refusal() is not None:
+                self.run(1.0)  # as long as an append waits while other owners are asked
             receipt = self.quiver.append_raw([payload])
             self.accepted[receipt.seq] = payload
 

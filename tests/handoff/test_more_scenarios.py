@@ -67,6 +67,8 @@ def test_scenario_17_every_policy_at_the_cap_of_a_node_with_a_copy_elsewhere_and
         accepted += 1
         sim.run(10.0)
         sim.tick()
+        sim.run(0.5)  # the other owner is asked whether it still has what is to go
+        sim.tick()
     losses = sim.quiver.subscriber("node.a").losses
     drops = on_full == "drop_oldest" or (on_full == "drop_copied" and is_copied)
     assert bool(losses) == drops

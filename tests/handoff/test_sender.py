@@ -787,3 +787,40 @@ def test_scenario_17_a_full_backlog_drops_what_another_owner_still_holds_and_say
     assert sim.quiver.refusal() is not None
     sim.at["a"].restart()
     sim.run(60.0)
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced", "down"])
+def test_scenario_17_what_an_owner_said_before_the_need_arose_is_no_ground_to_drop(
+    sims: list[Calm], what: str
+) -> None:
+    options = SubscriberOptions(max_segment_bytes=2 * MIB, on_full="drop_copied")
+    sim = Calm(2, HandoffSettings(scheduler=FAST, subscriber=options))
+    sims.append(sim)
+    sim.stop("a")
+    for _ in range(4):
+        sim.seal(1, size_bytes=500_000)
+        sim.run(10.0)
+    assert len(sim.has("b")) == 4
+    # Right after its last statement b has nothing of it any more, or cannot say.
+    node = sim.at["b"]
+    if what == "removed":
+        while node.adopted:
+            node.remove(0)
+    elif what == "replaced":
+        sim.new_node("b")
+    else:
+        node.is_up = False
+    (last,) = sim.seal(1, size_bytes=500_000)
+    for _ in range(20):
+        sim.tick()
+        sim.run(0.5)
+    # Only the last may go, and only if b, which is there, took it meanwhile.
+    losses = sim.quiver.subscriber("node.a").losses
+    assert losses == ([(last.first_seq, last.end_seq, Outcome.DROPPED)] * (what == "removed"))
+    assert (sim.quiver.refusal() is None) == (what == "removed")
+    node.restart()
+    sim.at["b"] = node
+    sim.at["a"].restart()
+    sim.run(200.0)
+    assert sim.quiver.refusal() is None
+    assert len(sim.has("a")) == 5 - len(losses)

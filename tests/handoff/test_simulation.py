@@ -24,7 +24,9 @@ def misfortune(sim: Simulation) -> None:
     )[0]
     sim.say(f"{what} {name}")
     if what in ("append", "seal") and sim.quiver.refusal() is not None:
-        sim.tick()  # nobody would wait for room in made-up time
+        # Nobody would wait for room in made-up time; but other owners are asked, and may have it.
+        sim.run(0.5)
+        sim.tick()
     elif what == "append":
         sim.append(chance.randint(1, 4))
     elif what == "seal":

@@ -3,6 +3,10 @@
 A node's statement is the ground for three things: whether it is up (`Monitor`), whether it is the
 node that is bound to the name (`Membership`), and which seqs it holds. From the last follows what
 it has to be told: ranges that are none of its own, so that its intervals grow together.
+
+Nothing is dropped on the ground of what a node said some time ago: it may have removed the part
+since, or be another node by now. Whoever wants to drop asks `vouches`. The first time the answer is
+no, and the node is asked at once; only what it says then counts, and for a moment.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Callable, Iterator
 from holdfast.errors import HoldfastError
 from holdfast.handoff.calls import Probe, Result, TellNotOwned
 from holdfast.handoff.membership import Membership
-from holdfast.handoff.monitor import Monitor
+from holdfast.handoff.monitor import Monitor, NodeState
 from holdfast.handoff.worker import Worker
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.replica.messages import Holding, NodeHealth
@@ -24,6 +28,9 @@ from holdfast.seam.clock import Clock
 RANGES_MAX = 1000
 # Telling is not urgent: it only makes a node's intervals fewer.
 TELL_EVERY_S = 60.0
+# A statement that was asked for in order to drop something counts for so long: whoever waits for it
+# looks every 50 ms.
+VOUCHED_S = 1.0
 
 
 class Prober:
@@ -54,6 +61,10 @@ class Prober:
         self._is_outdated = False
         self._to_tell: TellNotOwned | None = None
         self._tell_s = -math.inf
+        # How often somebody came to want to drop something; which of that the probe under way, and
+        # the last good one, came after; and when that was answered.
+        self._wishes = self._asked_wishes = self._answered_wishes = 0
+        self._answered_s = -math.inf
 
     @property
     def is_over(self) -> bool:
@@ -64,6 +75,10 @@ class Prober:
         """Return when to ask again; infinity while a call is under way."""
         if self.is_over or self._is_calling:
             return math.inf
+        # One that did not answer last is asked at its usual time: misses are counted by that.
+        is_awaited = self._wishes != self._answered_wishes
+        if is_awaited and self._monitor.state(self._name) in (NodeState.UP, NodeState.BUSY):
+            return -math.inf
         return self._monitor.next_probe_s(self._name)
 
     def begin(self) -> Probe | TellNotOwned | None:
@@ -78,6 +93,7 @@ class Prober:
             return None
         self._monitor.begin_probe(self._name)
         self._is_calling = True
+        self._asked_wishes = self._wishes
         known = "" if self.health is None else self.health.digest
         return Probe(known, self._monitor.settings.probe_timeout_s)
 
@@ -92,6 +108,8 @@ class Prober:
                 self._monitor.missed(self._name, str(result))
         elif isinstance(result, NodeHealth):
             self._met(result)
+            self._answered_wishes = self._asked_wishes
+            self._answered_s = self._clock.monotonic_s()
 
     def rebound(self) -> None:
         """Let the next statement bind, and none that was asked for before."""
@@ -135,3 +153,17 @@ class Prober:
         """Whether the node said, last, that it has all of a range: stored, not only seen."""
         holding = self.holdings.get(quiver_id)
         return holding is not None and holding.stored.covers(first_seq, end_seq)
+
+    def vouches(self) -> bool:
+        """Whether its last statement is ground enough to drop what it stores; takes no lock.
+
+        That is, it was asked for after somebody came to want that, and answered just now. If not,
+        the node is to be asked, and the caller comes again.
+        """
+        if self._answered_wishes != self._wishes:
+            return False  # it is being asked, or will be
+        is_fresh = self._clock.monotonic_s() - self._answered_s <= VOUCHED_S
+        if self._wishes and is_fresh:
+            return True
+        self._wishes += 1
+        return False

@@ -321,15 +321,25 @@ class Handoff:
     def is_copied(self, subscriber: str, quiver_id: str, first_seq: int, end_seq: int) -> bool:
         """Whether another owner than this subscriber's node still holds a range.
 
-        That is: it is bound and a member, and its last statement lists the range as stored. Asked
-        by the quiver before it drops anything (`on_full: drop_copied`). Takes no lock.
+        That is: it is bound and a member, and lists the range as stored, in a statement that it was
+        asked for because of this. So the first answer is no, and it is asked. Asked by the quiver
+        before it drops anything (`on_full: drop_copied`). Takes no lock.
         """
         owners = self.membership.owners.owners(quiver_id, first_seq, end_seq)
-        return any(
-            prober.stores(quiver_id, first_seq, end_seq)
+        holders = [
+            prober
             for name, prober in list(self.probers.items())
-            if name in owners and subscriber_of(name) != subscriber and prober.is_bound
-        )
+            if name in owners
+            and subscriber_of(name) != subscriber
+            and prober.is_bound
+            and prober.stores(quiver_id, first_seq, end_seq)
+        ]
+        # Each that does not vouch is asked: one may be down.
+        if any(prober.vouches() for prober in holders):
+            return True
+        if holders:
+            self.quiver.arrivals.notify()
+        return False
 
     def _not_owned(self, name: str, seen: IntervalSet) -> Iterator[tuple[int, int]]:
         """Yield seqs that are none of a node's, that it has not seen, and that are settled.

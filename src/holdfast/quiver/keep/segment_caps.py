@@ -4,10 +4,11 @@ A data node gets segments byte for byte. What waits for it costs what its segmen
 be several times their payload, so `max_segment_bytes` counts that. And a segment of which half was
 dropped would be sent all the same, so a cap takes all of it or nothing.
 
-With `drop_copied` a segment is dropped only while somebody else still holds it: another owner whose
-last statement lists it as stored. Who that is, the quiver does not know; whoever sends to the nodes
-tells (`copied`). Without anybody who tells, nothing is dropped, and appends wait: the last copy of
-anything is never given up for a limit.
+With `drop_copied` a segment is dropped only while somebody else still holds it: another owner that
+says so when it is asked because of that. Who that is, the quiver does not know; whoever sends to
+the nodes tells (`copied`), and has to ask them first, so its first answer is no. Without anybody
+who tells, nothing is dropped, and appends wait: the last copy of anything is never given up for a
+limit.
 """
 
 from __future__ import annotations
