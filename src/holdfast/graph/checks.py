@@ -400,6 +400,9 @@ class _Checker:
             self._warn(place, f"no rule of {node.name!r} uses the port {port!r}")
 
     def _check_loops(self) -> None:
+        """Warn of exporters that send to this gateway. A warning, since a processor may let each
+        event around once; nobody can tell that from the file.
+        """
         listening = list(self._listening())
         for node in self._graph.of_kind("exporter"):
             for address in addresses_in(node.config.model_dump(mode="json")):
@@ -445,7 +448,11 @@ class _Checker:
             yield "flight", (self._document.value_place(at), address)
 
     def addresses(self) -> None:
-        """Two listeners do not share an address, and workers can share theirs."""
+        """Two listeners do not share an address, and workers can share theirs.
+
+        Found here and not by the kernel: with `SO_REUSEPORT`, which several workers need, two
+        receivers on one port would start, and each get some of the other's connections.
+        """
         seen: list[tuple[str, Address]] = []
         for name, (place, address) in self._listening():
             if (

@@ -65,6 +65,8 @@ def on_loop(loop: asyncio.AbstractEventLoop, work: Work, wait_s: float = ANSWER_
         try:
             return future.result(wait_s)
         except concurrent.futures.TimeoutError:
+            # Also taken back: a caller that was told to try again must not find that the first try
+            # was done after all, minutes later.
             future.cancel()
             raise Overloaded(
                 f"the gateway did not answer within {wait_s:g} s", hint="try again in a moment"
@@ -78,6 +80,10 @@ async def _awaited(work: Awaitable[dict[str, Any]]) -> dict[str, Any]:
 
 
 class _GatewayVerbs:
+    """What is asked comes from whoever may write to the data directory: it is checked like input,
+    but no token is asked for.
+    """
+
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 

@@ -45,7 +45,10 @@ def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
 
 
 def missing_packages(loaded: Loaded) -> list[ConfigFinding]:
-    """Return what has to be installed before the graph can run here."""
+    """Return what has to be installed before the graph can run here.
+
+    A warning: a file is often checked where it will not run.
+    """
     return [found._replace(severity="warning") for found in _findings(loaded, _packages(loaded))]
 
 
@@ -82,6 +85,7 @@ def _directories(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     ]
     wanted += [(("nodes", one.name, "config", "path"), one.directory) for one in plan(graph)]
     for at, directory in wanted:
+        # The nearest one that exists: the others are made at the start.
         there = next(path for path in (directory, *directory.parents) if path.exists())
         problem = _cannot_write(there)
         if problem is not None:
@@ -99,7 +103,10 @@ def _cannot_write(folder: Path) -> str | None:
 
 
 def _files(loaded: Loaded) -> Iterator[EnvironmentProblem]:
-    """Look for what settings called `…_file` name: certificates, keys, tokens."""
+    """Look for what settings called `…_file` name: certificates, keys, tokens.
+
+    By the name of the key, so that this holds for components that others bring, too.
+    """
     graph = loaded.graph
     parts: list[tuple[TreePath, object]] = [
         (("nodes", name, "config"), node.config) for name, node in graph.settings.nodes.items()

@@ -41,6 +41,7 @@ def _node_name(name: str) -> str:
 
 
 def _as_list(value: object) -> object:
+    # `to: marquez` is what most people write first.
     return [value] if isinstance(value, str) else value
 
 
@@ -91,7 +92,10 @@ class NodeSettings(Settings):
 
     @property
     def ports(self) -> Mapping[str, PortSettings]:
-        """Where its events go, whichever way it is written."""
+        """Where its events go, whichever way it is written.
+
+        From here on there are only ports: no check has to know the two ways to write them.
+        """
         if self.to:
             return {DEFAULT_PORT: PortSettings(destinations=self.to)}
         return self.out_ports

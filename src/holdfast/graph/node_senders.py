@@ -36,7 +36,11 @@ class NodeSenders:
     def __init__(
         self, node: Node, store: WorkerQuivers, workers: int, seam: Seam, base_dir: Path
     ) -> None:
-        """Keep data for every data node from now on; blocks."""
+        """Keep data for every data node from now on; blocks.
+
+        Subscribers are registered before anything is sent, or received: what comes in between
+        would otherwise belong to no data node.
+        """
         self.node = node
         config = _config_of(node)
         calls = NodeCalls(config.scheme, config.client_settings(base_dir), config.probe_timeout)
@@ -59,7 +63,11 @@ class NodeSenders:
             self._looked.wait(FIRST_LOOK_S)
 
     def _configure(self, *, again: bool = False) -> None:
-        """Take over who the data nodes are, by the last look or by another one."""
+        """Take over who the data nodes are, by the last look or by another one.
+
+        One look for all runners: two looks at DNS may differ, and then the quivers of one gateway
+        would place the same blocks on different nodes.
+        """
         with self._looking:
             membership = self.runners[0].handoff.membership
             look = self._sources.look if again else self._sources.known

@@ -31,7 +31,11 @@ def check_to_nodes(graph: Graph, document: Document) -> None:
 
 
 def _check_before(graph: Graph, node: Node, document: Document) -> None:
-    """Nothing comes before them but the quiver, or receivers where it is hidden."""
+    """Nothing comes before them but the quiver, or receivers where it is hidden.
+
+    A processor changes events, and a segment is sent as it is: what one filters or redacts would
+    reach the data nodes all the same. It is an error, because nobody would notice.
+    """
     named = [name for name in node.destinations if name in graph.nodes]
     behind = [name for name in named if graph.nodes[name].sends_parts]
     place = document.key_place(("nodes", node.name))
@@ -52,6 +56,11 @@ def _check_before(graph: Graph, node: Node, document: Document) -> None:
 
 
 def _check_settings(graph: Graph, node: Node, document: Document) -> None:
+    """Check the settings of one exporter against each other, and against the gateway's own.
+
+    Two names for one address would be two owners of one disk. The gateway's own Flight server takes
+    no parts: all of them would wait for it.
+    """
     config = node.config
     assert isinstance(config, settings.Config), f"BUG: {node}"
     at: TreePath = ("nodes", node.name)
@@ -96,7 +105,11 @@ def check_beside_others(graph: Graph, quiver: QuiverPlan, document: Document) ->
 
 
 def check_limits(graph: Graph, quiver: QuiverPlan, document: Document) -> None:
-    """What may wait for data nodes fits into the quiver, and is at least a segment."""
+    """What may wait for data nodes fits into the quiver, and is at least a segment.
+
+    A limit above what the quiver holds is never reached: the quiver refuses events first, and the
+    policy that the limit was written for never applies.
+    """
     node = quiver.to_nodes
     config = None if node is None else node.config
     if node is None or not isinstance(config, settings.Config) or config.max_size is None:

@@ -1,4 +1,9 @@
-"""What is wrong with the pipelines of a file, at the lines that have to change."""
+"""What is wrong with the pipelines of a file, at the lines that have to change.
+
+What a pipeline says of itself is checked by `dataflow.spec`, which knows no file; here its findings
+get their lines. Then comes what only the file as a whole shows: which quivers there are, whether
+anybody serves them, and who takes the pipelines' own lineage.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +86,11 @@ def _check_names(graph: Graph, document: Document) -> None:
 
 
 def _owned(graph: Graph) -> dict[str, Path]:
-    """Return the directories of the gateway's quivers; the graph may be wrong elsewhere."""
+    """Return the directories of the gateway's quivers; the graph may be wrong elsewhere.
+
+    Resolved, so that a link or a `..` does not hide that two names are one directory: the driver
+    would find it locked, long after the file was accepted.
+    """
     owned = {
         node.name: quiver_directory(graph, node.name, node.config).resolve()
         for node in graph.quivers

@@ -86,6 +86,11 @@ def _filled_in(config: Settings) -> dict[str, Any]:
 
 
 def _shown(value: Any, at: TreePath, references: dict[TreePath, str]) -> Any:
+    """Return a value as it may be seen by anybody.
+
+    Two nets: what a model calls a secret is masked whatever it holds, and addresses are searched
+    for passwords and keys in models that call them plain text.
+    """
     if isinstance(value, dict):
         return {key: _shown(inner, (*at, key), references) for key, inner in value.items()}
     if isinstance(value, list):
@@ -143,7 +148,10 @@ _SHAPES = {
 
 
 def arrows(graph: Graph) -> Iterator[tuple[str, str, str]]:
-    """Yield every connection: from, to, and what there is to say about it."""
+    """Yield every connection: from, to, and what there is to say about it.
+
+    A quiver that the file does not mention is drawn all the same: it is where the disk is used.
+    """
     hidden = None if graph.quivers else IMPLICIT_QUIVER
     for node in graph.nodes.values():
         if hidden is not None and node.kind == "receiver":

@@ -1,4 +1,10 @@
-"""The node `quiver`: the seed's keys of a persistence processor, and ours beside them."""
+"""The node `quiver`: the keys of OTAP's persistence processor, and ours beside them.
+
+A file names sizes and durations as people write them (`size_cap: 10GB`); the quiver counts bytes
+and seconds and knows nothing of files. Each section below is one of its dataclasses under the names
+of the file, with the defaults of a gateway where they differ from those of a quiver that is
+embedded.
+"""
 
 from __future__ import annotations
 

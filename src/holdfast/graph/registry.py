@@ -39,7 +39,12 @@ class Component(NamedTuple):
 
     @property
     def code(self) -> Any:
-        """Its module; importing it may raise `ImportError`."""
+        """Its module; importing it may raise `ImportError`.
+
+        Imported with each use, which is a lookup after the first: a component is a constant that is
+        there before anything is loaded, and `holdfast components` lists those that are not
+        installed.
+        """
         return importlib.import_module(self.module)
 
     @property
@@ -186,6 +191,9 @@ class Registry:
 
 
 def _installed() -> Iterator[Component]:
+    """Yield what packages bring. Nothing of them is imported: one that is broken must not keep a
+    graph from starting that does not use it.
+    """
     for kind in KINDS:
         for entry in entry_points(group=f"holdfast.{kind}s"):
             summary = f"From the package {entry.dist.name}." if entry.dist else "Installed."

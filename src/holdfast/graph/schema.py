@@ -114,11 +114,18 @@ def settings_of(model: type[BaseModel]) -> list[Setting]:
 
 
 def _root(whole: dict[str, Any], model: type[BaseModel]) -> str:
+    """Return the name of the model itself among the definitions."""
     title = model.model_config.get("title") or model.__name__
     return title if title in whole["$defs"] else next(reversed(whole["$defs"]))
 
 
 class _Table:
+    """The rows of a model, by its JSON Schema.
+
+    From the schema and not from the model: it has the aliases, the constraints and the texts of all
+    parts already resolved, and it is what editors see, so that page and editor cannot differ.
+    """
+
     def __init__(self, definitions: dict[str, Any]) -> None:
         self._definitions = definitions
 

@@ -36,6 +36,13 @@ def write_out(document: Document, flags: Mapping[str, Any]) -> None:
 
 
 class _LongForm:
+    """Writes the long form into the tree of a file that nobody has checked yet.
+
+    Anything in it may have any type, so everything is looked at before it is used, and left alone
+    where it is not what it should be: the checks that follow say what is wrong, at its line. Only
+    what they cannot see any more afterwards is reported here.
+    """
+
     def __init__(self, document: Document, nodes: dict[str, Any], given: dict[str, Any]) -> None:
         self._document = document
         self._nodes = nodes
@@ -70,6 +77,7 @@ class _LongForm:
         exporter = {"kind": "exporter", "type": NODES.type, "config": {}}
         exporter["config"] = {"nodes": self._given[NODE_LIST]}
         self._nodes[EXPORTER] = exporter
+        # It stands nowhere in the file: what is found wrong with it is said at the short key.
         self._document.keys["nodes", EXPORTER] = self._document.key_place((NODE_LIST,))
         self._document.values["nodes", EXPORTER] = self._document.value_place((NODE_LIST,))
         if isinstance(quiver.get("out_ports"), dict) and quiver["out_ports"]:

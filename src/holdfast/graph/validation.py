@@ -45,7 +45,9 @@ def rest_of(
 ) -> Model | None:
     """Return what is left of a value without its errors, so that the rest can be checked, too.
 
-    An error takes with it what `indivisible` says of its path. Without a rest there is None.
+    An error takes with it what `indivisible` says of its path. Without a rest there is None. This
+    is what makes one pass possible: a mistyped number in one node does not hide that another node
+    leads nowhere. What is removed was reported before; the rest is never run.
     """
     rest = copy.deepcopy(value)
     for _ in range(_ROUNDS_MAX):
@@ -157,6 +159,11 @@ def _old_keys_in(
 
 
 def _keys_at(model: type[BaseModel], loc: Sequence[str | int]) -> set[str]:
+    """Return the keys that are known where an error is, for the one that was probably meant.
+
+    Walked along the types, since pydantic does not say which model an unknown key was given to. A
+    union leads several ways at once; the keys of all its members are candidates.
+    """
     shapes: list[Any] = [model]
     for part in loc:
         shapes = [inner for shape in shapes for inner in _step(shape, part)]

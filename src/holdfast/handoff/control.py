@@ -89,6 +89,8 @@ class HandoffVerbs:
                 "this gateway sends to no data nodes",
                 hint="give its graph file an exporter of type `nodes`",
             )
+        # Sender by sender, without a transaction around them: each has a quiver and a ledger of its
+        # own. Every action can be asked again, and says what it found done already.
         try:
             records = [
                 {"component": sender.name, "core_id": sender.core_id, **record}
@@ -127,6 +129,8 @@ class HandoffVerbs:
     def _list(self, sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
         """Yield the sealed parts that wait, oldest first, node by node."""
         handoff, now_ns = sender.handoff, self._seam.clock.wall_ns()
+        # Under the lock, so that a part is not shown as waiting that is settled while it is listed.
+        # Segments are in memory; nothing here waits for a disk or a node.
         with handoff.lock:
             for name in _meant(handoff, request):
                 worker = handoff.workers.get(name)
@@ -188,6 +192,7 @@ class HandoffVerbs:
                 statements, self._seam.disk, quiver_id, from_seq, TURN_PARTS
             )
         following = None if next_seq is None else [quiver_id, next_seq]
+        # A quiver that was restored has a new id, and parts under both: they follow each other.
         if following is None and quiver_id != ids[-1]:
             following = [ids[ids.index(quiver_id) + 1], 0]
         yield {"next": following, "compared_parts": parts}
@@ -218,6 +223,11 @@ class HandoffVerbs:
 
 
 def _gaps(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
+    """Yield what nodes lack, and beside it what nobody can say.
+
+    A node that does not answer has a record of its own: a list without it would read as "nothing
+    is missing". What the ledger says was lost for it is known all the same.
+    """
     wanted = _text_or_none(request, "node")
     with NodeStatements(sender) as statements:
         for gap in find_gaps(statements):
@@ -258,6 +268,7 @@ def _reached(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]
 
 
 def _paused(handoff: Handoff, request: Request, *, is_paused: bool) -> Iterator[HandoffRecord]:
+    """Pause or resume a node's reader: nothing is planned for it, and what waits is kept."""
     with handoff.lock:
         for name in _meant(handoff, request):
             reader = _worker(handoff, name).reader
@@ -384,7 +395,11 @@ def _rebind(sender: RunningSender, request: Request) -> Iterator[HandoffRecord]:
 
 
 def _alone(handoff: Handoff, name: str) -> list[list[Any]]:
-    """Return what no other node says that it stores, and this one said: quiver, first, end."""
+    """Return what no other node says that it stores, and this one said: quiver, first, end.
+
+    It is what an operator has to know before a name is bound to another node: these are copies that
+    nobody will count any more.
+    """
     found: list[list[Any]] = []
     for quiver_id in handoff.quiver_ids:
         stored, others = IntervalSet(), IntervalSet()

@@ -1,4 +1,10 @@
-"""A sender that runs: one quiver's, with its threads and the addresses of its data nodes."""
+"""A sender that runs: one quiver's, with its threads and the addresses of its data nodes.
+
+`Handoff` knows data nodes by name and says nothing of where they are; here the names get addresses,
+from a configuration, from DNS, or from an operator. The order is always the same: first the name is
+made durable, so that data is kept for it, then its address is known, then threads call it. Undone
+half-way, a node is one that was never met, which is an ordinary state.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,11 @@ _Answer = TypeVar("_Answer")
 
 
 class Connection:
-    """Calls to one server: to the owner, and to the process that serves its sealed data."""
+    """Calls to one server: to the owner, and to the process that serves its sealed data.
+
+    Nothing is tried again here but finding the reader: whether a call may be repeated depends on
+    what it does, and only the caller knows that.
+    """
 
     def __init__(self, location: str, settings: ClientSettings) -> None:
         self.location = location
@@ -73,6 +77,8 @@ class Connection:
     ) -> Fields:
         """Call an action; it may take as long as the settings say, or as `timeout_s` does."""
         body = encode({"wait_s": wait_s, **fields})
+        # The wait is the server's to end: a client that gave up first could not tell "nothing came"
+        # from "nobody answers".
         options = self._options((timeout_s or self.settings.timeout) + wait_s)
         with calling():
             results = list(self._owner.do_action(flight.Action(name, body), options))

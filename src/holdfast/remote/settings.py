@@ -1,4 +1,9 @@
-"""What can be set of a Flight server and of its clients."""
+"""What can be set of a Flight server and of its clients.
+
+There are three rights, because three kinds of programs call. A dashboard reads rows and changes
+nothing. A pipeline subscribes: what it has committed may be removed, so a stranger who subscribes
+could lose data for others. A producer appends, and need not see what the others sent.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +22,11 @@ ALL_RIGHTS: tuple[Right, ...] = ("read", "subscribe", "append")
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return host and port of `127.0.0.1:8815`, `[::1]:8815`, `name:8815` or `:8815`."""
+    """Return host and port of `127.0.0.1:8815`, `[::1]:8815`, `name:8815` or `:8815`.
+
+    Compared with what was given afterwards: a path, a query or a user in it would otherwise be
+    dropped without a word.
+    """
     wrong = ValueError(f"{text!r} is not an address; write host:port, and IPv6 as [::1]:8815")
     try:
         parts = urlsplit(f"//{text}")

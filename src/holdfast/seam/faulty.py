@@ -95,6 +95,11 @@ class FaultyDisk:
             self._faults.clear()
 
     def _enter(self, at: str) -> FaultKind | None:
+        """Count a call, and do what a fault does before it; return what is left to do.
+
+        Calls are counted by step, not altogether: the third sync of the log is the same moment in
+        every run, however many files other threads have made meanwhile.
+        """
         with self._lock:
             self._calls[at] += 1
             call = self._calls[at]
@@ -137,6 +142,8 @@ class FaultyDisk:
         return handle
 
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+        # The second half of a short write: POSIX lets a disk that fills up take some bytes, and
+        # says so only to whoever writes the rest.
         if self._full.is_set():
             self._full.clear()
             raise OSError(errno.ENOSPC, f"injected: no space left on device at {at}")

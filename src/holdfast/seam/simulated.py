@@ -60,6 +60,12 @@ class _Map(bytearray):
 
 @dataclass(eq=False)
 class _File:
+    """What readers see (`cached`), what the disk has (`durable`), and where the two may differ.
+
+    Ranges are kept and not a flag: a power cut keeps some sectors of what was written since the
+    last sync, and must never touch the others.
+    """
+
     cached: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     dirty: list[tuple[int, int]] = field(default_factory=list)
@@ -99,6 +105,10 @@ class _File:
 
 @dataclass(eq=False)
 class _Dir:
+    """The same for names. A file is one object in both: its bytes and its names are made durable
+    independently, by `sync` and by `sync_dir`, and a synced file without a durable name is gone.
+    """
+
     names: dict[str, _File | _Dir] = field(default_factory=dict)
     durable: dict[str, _File | _Dir] = field(default_factory=dict)
     # The most names it ever had: its blocks are not given back.
@@ -173,6 +183,8 @@ class SimulatedDisk:
         with self._mutex:
             self._dead = True
             root, changes = copy.deepcopy((self._root, self._changes))
+        # File systems that journal put changes of names down in their order: some of the newest may
+        # be missing, but none from the middle. Bytes have no such order.
         kept = 0 if randomness is None else randomness.randint(0, len(changes))
         for position, change in enumerate(changes):
             if not change.waits_for or position < kept:
@@ -234,6 +246,7 @@ class SimulatedDisk:
             file = self._open[handle]
             data = b"".join(bytes(buffer) for buffer in buffers)
             if self.capacity_bytes is not None:
+                # What the last block of the file has left is its own, also on a full disk.
                 in_last_block = -len(file.cached) % BLOCK_BYTES
                 room = in_last_block + max(0, self._room()) // BLOCK_BYTES * BLOCK_BYTES
                 if room == 0 and data:
@@ -270,6 +283,7 @@ class SimulatedDisk:
         with self._writing():
             file = self._open[handle]
             self._doom_maps(file)
+            # The bytes go from sight at once and from the disk with the next sync (`cut`).
             del file.cached[size_bytes:]
             file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
             file.cut = True

@@ -72,7 +72,11 @@ def written_size(size_bytes: int) -> int | str:
 
 
 def written_duration(duration_s: float) -> float | str:
-    """Return a duration as a file has it: `14d`, or the seconds if no short text is exact."""
+    """Return a duration as a file has it: `14d`, or the seconds if no short text is exact.
+
+    What `print-config` prints is read again, so the text must mean the very same number: it is
+    parsed to see. `1.5h` is never written, since 90m says the same.
+    """
     if not duration_s:
         return "0s"
     for unit, factor in (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):

@@ -77,6 +77,7 @@ def read_facet_files(folders: Sequence[Path]) -> FacetFiles:
             continue
         found.resources[uri] = content
         paths[uri] = path
+    # All files are known before the first is tried: they may refer to each other in any order.
     for uri in paths:
         _add_core_files(found, uri)
     for uri, path in paths.items():
@@ -90,6 +91,9 @@ def _registry(resources: dict[str, Any]) -> jsonschema_rs.Registry:
 
 
 def _fetch_nothing(uri: str) -> NoReturn:
+    """A gateway that started only while some website answers would not be one. And a file must not
+    make it call addresses that its author chose.
+    """
     raise LookupError(f"{uri} is in none of facet_dirs, and nothing is fetched")
 
 
@@ -130,6 +134,9 @@ def _first_line(error: Exception) -> str:
 
 
 def _add_core_files(found: FacetFiles, uri: str) -> None:
+    """Answer references to the core file, under the very address that was referred to: each version
+    of it has another one, and all mean the same bases.
+    """
     for target in _targets(found, uri):
         if _CORE_FILE.search(target):
             found.resources.setdefault(target, core_file())

@@ -99,7 +99,11 @@ class Each:
 
 
 class OneOf(tuple[str, ...]):
-    """One of these strings."""
+    """One of these strings.
+
+    Only where the standard closes the list. Most of its "types" are examples that others may add
+    to, and those are plain strings here: a value that is new must not cost an event.
+    """
 
     __slots__ = ()
 
@@ -143,6 +147,8 @@ class Facet:
     fields: Fields
 
 
+# Parts that several facets share. They follow the schema files, not each other: what looks like an
+# oversight (a job without a name is fine in one facet and not in another) is theirs.
 _JOB_NAME: Fields = {"namespace*": S, "name*": S}
 _DEPENDENCY: Fields = {
     "job*": _JOB_NAME,
@@ -193,6 +199,8 @@ _SIZES: Fields = {"rowCount": I, "size": I, "fileCount": I}
 _LINEAGE_FIELDS = Each({"inputs*": [SchemaRef("lineage_input")]})
 _OPERAND = Cases({"field": {"field*": S}, "literal": {"value*": S}})
 
+# Shapes with a name: they hold themselves, as a field of a schema holds fields. The compiled schema
+# refers to them by that name and does not repeat them.
 SHAPES: dict[str, Shape] = {
     "schema_field": {
         "name*": S,
@@ -245,6 +253,7 @@ SHAPES: dict[str, Shape] = {
     ),
 }
 
+# By slot: the key of a facet, the version of its schema file, its fields.
 _RUN: dict[str, tuple[str, Fields]] = {
     "environmentVariables": ("1-0-0", {"environmentVariables*": [{"name*": S, "value*": S}]}),
     "errorMessage": ("1-0-1", {"message*": S, "programmingLanguage*": S, "stackTrace": S}),

@@ -84,6 +84,8 @@ class Policy:
     strict: bool
     overrides: Mapping[tuple[Slot, str], Override]
 
+    # Errors stop at a bound, warnings do not stop errors: an event with a thousand warnings may
+    # have an error behind them, and it is refused for that one.
     def judge(
         self,
         document: dict[str, Any],
@@ -140,7 +142,11 @@ class FacetPlace:
 
 
 def facet_at(path: Path) -> FacetPlace | None:
-    """Return the facet that a path leads to or into."""
+    """Return the facet that a path leads to or into.
+
+    Inputs and outputs have two kinds of facets: those of the dataset, which are true of it
+    wherever it is used, and those of this one use of it.
+    """
     match path:
         case ["run" | "job" | "dataset" as thing, "facets", str(key), *_]:
             return FacetPlace(Slot(thing), key, 3)
@@ -199,7 +205,11 @@ class Locator:
 
 
 def _is_waived(locator: Locator, failure: ValidationError, path: Path, place: FacetPlace) -> bool:
-    """Say whether a failure is one of a deleted facet, of which only the base is checked."""
+    """Say whether a failure is one of a deleted facet, of which only the base is checked.
+
+    Waived afterwards and not in the schema: there it would be a condition in every facet, which
+    every valid event would pay for.
+    """
     if place.slot not in DELETABLE:
         return False
     _, facet = locator.locate(path[: place.depth])

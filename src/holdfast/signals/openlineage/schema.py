@@ -89,6 +89,11 @@ def object_schema(fields: Fields) -> dict[str, Any]:
 
 
 def _cases_schema(cases: Cases) -> dict[str, Any]:
+    """Return a schema with an `if` for each case.
+
+    The `if` asks for `type` to be there: without it every case would hold for an object that has
+    none, and an event with one mistake would be told of all fields of all cases.
+    """
     branches = [
         {
             "if": {"properties": {"type": {"const": name}}, "required": ["type"]},
@@ -172,6 +177,9 @@ def _part(name: str, *, lint: bool) -> dict[str, Any]:
 
 
 def _facets_schema(slot: Slot, known: Mapping[str, Schema]) -> dict[str, Any]:
+    """Return the schema of all facets in a slot: any key is allowed, and one that nobody knows
+    must have what every facet has.
+    """
     schema = {"type": "object", "additionalProperties": base_facet(slot)}
     return {**schema, "properties": dict(known)} if known else schema
 
@@ -195,6 +203,9 @@ def misplaced_keys(slot: Slot) -> dict[str, str]:
 
 
 def _other_spellings(key: str) -> set[str]:
+    """Return how a key is spelled by people who go by another facet: the standard itself has both
+    `columnLineage` and `processing_engine`.
+    """
     camel = re.sub(r"_(\w)", lambda found: found[1].upper(), key)
     snake = re.sub(r"(?<=[a-z])[A-Z]", lambda found: "_" + found[0], camel).lower()
     pascal = camel[0].upper() + camel[1:]

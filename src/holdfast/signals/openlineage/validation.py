@@ -55,6 +55,8 @@ PIECE_BYTES_MAX = 64 * 1024
 PIECE_PARTS = 50
 
 _DATASETS = ("inputs", "outputs")
+# What a piece is put into, so that it can be checked with the schema of a whole event: as little
+# as possible, and nothing that fails.
 _SOUND_THINGS: dict[str, dict[str, Any]] = {
     "run": {"runId": "00000000-0000-0000-0000-000000000000"},
     "job": {"namespace": "n", "name": "n"},
@@ -86,7 +88,10 @@ class JsonPiece(NamedTuple):
 
 
 def pieces_of(document: dict[str, Any], kind: str) -> Iterator[JsonPiece]:
-    """Yield the parts of an event of a kind; a small one is a single piece."""
+    """Yield the parts of an event of a kind; a small one is a single piece.
+
+    Lazily: whoever has heard enough stops, and the rest is never put together.
+    """
     whole = JsonPiece(document)
     if whole.is_small:
         yield whole
@@ -107,6 +112,7 @@ def pieces_of(document: dict[str, Any], kind: str) -> Iterator[JsonPiece]:
 
 
 def _facets(around: dict[str, Any], name: str, facets: dict[str, Any]) -> Iterator[JsonPiece]:
+    """Yield facets fifty at a time, or one by one where fifty are too large to be listed."""
     rest = iter(facets.items())
     while some := dict(itertools.islice(rest, PIECE_PARTS)):
         piece = JsonPiece({**around, name: {**around[name], "facets": some}})
@@ -131,7 +137,11 @@ def _datasets(around: dict[str, Any], name: str, datasets: list[Any]) -> Iterato
 def failures_of(
     checker: jsonschema_rs.Validator, piece: JsonPiece, *, only_first: bool
 ) -> Iterable[jsonschema_rs.ValidationError]:
-    """Return the failures of a piece, or only the first one."""
+    """Return the failures of a piece, or only the first one.
+
+    `iter_errors` finds all of them before it yields any; `validate` stops at the first, so that a
+    giant facet in which everything is wrong does not hold the event loop.
+    """
     if not only_first and piece.is_small:
         return checker.iter_errors(piece.document)
     try:
@@ -221,6 +231,7 @@ class Validator:
             return self._check_shape(document, kind)
         if kind is _JOB and "dataset" in document:
             return self._check_both(document)
+        # The way of nearly every event: one call, and a verdict that is not even made.
         if compiled.is_valid(document) and not document["schemaURL"].endswith(_OTHERS[kind]):
             return _FAULTLESS[kind]
         return self._explain(document, kind)
@@ -231,6 +242,8 @@ class Validator:
         A key that stands twice is found by the comma that is missing when the document is written
         again. Large integers outside the standard facets are looked for only by a thorough check.
         """
+        # Counted before it is parsed: `[[],[],…` becomes objects of twenty times its size, and
+        # parsing cannot be stopped half-way.
         if len(raw) > MAX_VALUES and values_in(raw) > MAX_VALUES:
             return None, Verdict(None, (too_many_values(),))
         try:
@@ -284,7 +297,11 @@ class Validator:
 
 
 class _Facets:
-    """Which facets are looked into, from the table, the user's files and the overrides."""
+    """Which facets are looked into, from the table, the user's files and the overrides.
+
+    What is ignored, and what a level does not check, is left out of the compiled schema, so that
+    it costs nothing when events come. Only `warn` is decided afterwards, from what failed.
+    """
 
     def __init__(self, settings: ValidationSettings, files: FacetFiles) -> None:
         self._files = files
@@ -358,6 +375,9 @@ def _disagreement(kind: EventKind) -> Problem:
 
 
 def _with_oddities(verdict: Verdict, raw: bytes) -> Verdict:
+    """Add what shows in the text alone: a parser has dropped one of two equal keys, and has made a
+    float of an integer beyond 64 bits.
+    """
     known = {problem.pointer for problem in verdict.warnings if problem.rule == "large_integer"}
     found = (odd for odd in oddities(raw) if odd.pointer not in known)
     return replace(verdict, warnings=(*verdict.warnings, *itertools.islice(found, MAX_PROBLEMS)))

@@ -102,6 +102,8 @@ def _fill_message(message: Message, document: object, depth: int) -> None:
         raise NotOtlp("an object is expected")
     if depth > DEPTH_MAX:
         raise NotOtlp(f"the values are nested more than {DEPTH_MAX} deep")
+    # The document leads, not the message: a request has few of the fields there could be. An error
+    # gets its path on the way out, so that what is right pays nothing for it.
     fills = _fills_of(message.DESCRIPTOR)
     for name, value in document.items():
         fill = fills.get(name)
@@ -134,6 +136,7 @@ def _fill_of(field: FieldDescriptor) -> _Fill:
 def _message(name: str) -> _Fill:
     def fill(message: Any, value: Any, depth: int) -> None:
         inner = getattr(message, name)
+        # `{}` is a message that is there and empty, which is not the same as none.
         inner.SetInParent()
         _fill_message(inner, value, depth + 1)
 
@@ -255,6 +258,7 @@ _URL_SAFE = str.maketrans("-_", "+/")
 
 
 def _base64(value: Any) -> bytes:
+    """Take both alphabets, with padding or without, as protobuf's own reader does."""
     text = _text(value).translate(_URL_SAFE).rstrip("=")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)

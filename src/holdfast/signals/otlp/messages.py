@@ -80,6 +80,11 @@ _ITEMS = {"Span", "LogRecord", *(name for name in _KEPT if name.endswith("DataPo
 
 
 def _short_requests(*, counted: bool) -> dict[OtlpKind, type[Message]]:
+    """Return the requests with the fields that are kept, made from the descriptors in memory.
+
+    In a pool of its own, since the names are those of the full messages. What is left out is no
+    unknown field that would be kept: these messages are only ever read, and thrown away.
+    """
     pool = descriptor_pool.DescriptorPool()
     for module in _FILES:
         file = descriptor_pb2.FileDescriptorProto()

@@ -74,7 +74,12 @@ def make_plan(database: Database, shard: Shard, clock: Clock) -> GcPlan:
 
 
 class _CollectionPlanner:
-    """One look."""
+    """One look.
+
+    Garbage is found from three ends: rows that nothing refers to, rows whose removal has begun, and
+    what lapsed leases hold. From there on it is a flood: a chunk that goes lets go of what it
+    refers to, and whatever has lost its last reference goes as well.
+    """
 
     def __init__(self, database: Database, connection: Connection) -> None:
         self._database = database
@@ -142,6 +147,8 @@ class _CollectionPlanner:
             freed: list[ChunkKey] = []
             for part in slices(front, self._database.settings.batch_rows):
                 going = set(part)
+                # Asked by hash, which is indexed, and sorted out by generation here: there is
+                # seldom more than one.
                 asked = select(edge).where(
                     edge.c.source_kind == CHUNK_KIND,
                     edge.c.source_id.in_([key.hash for key in part]),

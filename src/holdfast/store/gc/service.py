@@ -128,13 +128,21 @@ class GcService:
         self._server.start()
 
     def stop(self) -> None:
-        """Answer what was asked, and end."""
+        """Answer what was asked, and end.
+
+        The server first: a call that waits for deletes needs the thread that does them.
+        """
         self._server.stop(STOP_GRACE_S).wait()
         self._thread.stop()
 
     # What is asked.
 
     def _flush(self, request: pb.FlushDeletesRequest, context: grpc.ServicerContext) -> Message:
+        """Answer when none of the chunks is being deleted any more.
+
+        By looking at the rows and not by asking our own thread: another collector may have the
+        shard that they are in.
+        """
         hashes = _hashes(request.chunks, context)
         clock = self._references.seam.clock
         timeout_s = self._references.settings.flush_timeout_s
@@ -213,6 +221,7 @@ class GcService:
         return guarded
 
     def _is_known(self, context: grpc.ServicerContext) -> bool:
+        # In constant time: how long it takes must not tell how much of a token was right.
         given = next(
             (str(one[1]) for one in context.invocation_metadata() if one[0] == "authorization"), ""
         ).removeprefix("Bearer ")

@@ -69,7 +69,11 @@ class LeaseWatch:
         self._clock = clock
 
     def end_those_over(self) -> tuple[int, int]:
-        """End what is over, note what else is seen; return how many ended, and how many lapsed."""
+        """End what is over, note what else is seen; return how many ended, and how many lapsed.
+
+        Page by page, each in a transaction of its own: thousands of leases must not hold a lock
+        that writers need to renew theirs.
+        """
         ended = lapsed = last = 0
         while page := self._database.read(partial(self._page, after=last)):
             last = page[-1]["id"]
@@ -142,7 +146,11 @@ class LeaseWatch:
         )
 
     def _is_noted(self, row: Any) -> bool:
-        """Whether the lease was seen as it is, by a clock that can be compared with ours."""
+        """Whether the lease was seen as it is, by a clock that can be compared with ours.
+
+        A renewal changes `lease_until`, and with it the note loses its worth: the watch begins
+        again.
+        """
         clock, now_s = self._moment(row)
         return bool(
             row["seen_until"] == row["lease_until"]
@@ -254,6 +262,11 @@ def _gather(database: Database, connection: Connection, watch: LeaseWatch) -> Gc
 
 
 def _states(connection: Connection) -> tuple[dict[ChunkState, StateTotals], int]:
+    """Return the totals of each state, and how many chunks were reserved and not uploaded yet.
+
+    A state is no column: it follows from the others, in the order below, as in transitions.py. Two
+    truths about one chunk could differ.
+    """
     state = case(
         (chunk.c.deleting.is_not(None), ChunkState.DELETING.value),
         (chunk.c.removing.is_not(None), ChunkState.REMOVING.value),
