@@ -31,8 +31,8 @@ from holdfast.operate.metrics import prometheus_name
 from holdfast.operate.node_metrics import NODE_METRICS
 from holdfast.operate.telemetry import MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX
 from holdfast.operate.telemetry_metrics import TELEMETRY_METRICS
+from holdfast.processors import attributes, filter_items, match, redact, rename, route, sample, trim
 from holdfast.processors import filter as filter_module
-from holdfast.processors import match, redact, rename, route, trim
 from holdfast.quiver import EventTimeStatement, Receipt
 from holdfast.receive.body import RequestLimits
 from holdfast.receive.connection import ConnectionSettings
@@ -72,6 +72,9 @@ def of_processors(page: str) -> Claims:
         "redact": redact,
         "rename": rename,
         "trim": trim,
+        "filter_items": filter_items,
+        "attributes": attributes,
+        "sample": sample,
     }
     models: dict[str, type[BaseModel]] = {
         **{name: module.Config for name, module in modules.items()},
@@ -79,6 +82,8 @@ def of_processors(page: str) -> Claims:
         "rule": route.RouteRule,
         "pattern": redact.ValuePattern,
         "rename-rule": rename.RenameRule,
+        "item-condition": filter_items.ItemCondition,
+        "attribute-action": attributes.AttributeAction,
     }
     for name, model in models.items():
         found = re.search(rf"<!-- options: {name} -->\n(?:\|.*\n){{2}}((?:\|.*\n)*)", page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -15,6 +16,7 @@ from tests.graph.gateways import running
 from tests.patience import PATIENCE_S, until_async
 from tests.signals.otlp.telemetry import request
 
+from holdfast.deliver import delivery
 from holdfast.deliver.statistics import DeliveredItems
 from holdfast.errors import BadConfig
 from holdfast.graph.loader import load
@@ -84,6 +86,81 @@ def test_all_signals_are_written_as_otlp_json_and_one_as_it_came(tmp_path: Path)
     assert lines(tmp_path / "all") == documents
     (file,) = (tmp_path / "spans").glob("*.parquet")
     assert pq.read_table(file).column("payload").to_pylist() == [sent[OtlpKind.TRACES]]
+
+
+PROCESSED = """\
+nodes:
+  telemetry:
+    kind: receiver
+    type: otlp
+    config: {listening_addr: "127.0.0.1:0", http_listening_addr: "127.0.0.1:0"}
+    to: [buffer]
+  buffer: {kind: processor, type: quiver, to: [useful]}
+  useful:
+    kind: processor
+    type: filter_items
+    config: {drop: [{signals: [traces], name: ["GET *"]}, {service: ["service-1"]}]}
+    to: [marked]
+  marked:
+    kind: processor
+    type: attributes
+    config: {actions: [{action: insert, key: env, value: prod, at: resource}]}
+    to: [all]
+  all: {kind: exporter, type: files, config: {directory: all, max_file_age: 10ms}}
+"""
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 256 * 1024], ids=["in a thread", "on the loop"])
+def test_what_item_processors_drop_is_filtered_and_counted_in_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline_bytes: int
+) -> None:
+    monkeypatch.setattr(delivery, "PREPARED_INLINE_BYTES", inline_bytes)
+    # The seed makes two resources, one for each service.
+    sent = {kind: request(kind, random.Random(5)) for kind in OtlpKind}
+    halves = {kind: codec.split(body, 1)[0] for kind, body in sent.items()}
+    assert all(len(codec.split(body, 1)) == 2 for body in sent.values())
+    gateway = Gateway(load(graph_file(tmp_path, PROCESSED)).graph)
+
+    async def play() -> None:
+        async with running(gateway):
+            _, address = gateway.addresses["telemetry"]
+            for kind, body in sent.items():
+                assert await asyncio.to_thread(send, address, kind, body) == 200
+            await until_async(lambda: len(lines(tmp_path / "all")) == 2)
+            told = await gateway.statistics()
+            items = {kind: codec.check(kind, body) for kind, body in sent.items()}
+            kept = {kind: codec.check(kind, body) for kind, body in halves.items()}
+            kept[OtlpKind.TRACES] = 0
+            assert told.destinations[0].figures.items == {
+                kind.value: DeliveredItems(sent=kept[kind], filtered=items[kind] - kept[kind])
+                for kind in OtlpKind
+            }
+            ((quiver,),) = told.quivers.values()
+            (account,) = quiver.subscribers
+            assert account.outcomes["filtered"].events == 1, "of the traces nothing is left"
+            assert account.outcomes["acked"].events == 2
+
+    asyncio.run(play())
+    arrived: Any = lines(tmp_path / "all")
+    for kind, document in zip((OtlpKind.METRICS, OtlpKind.LOGS), arrived, strict=True):
+        (resource,) = document[kind.json_field]
+        assert resource["resource"]["attributes"].pop() == {
+            "key": "env",
+            "value": {"stringValue": "prod"},
+        }
+        assert document == request_document(kind, halves[kind])
+
+
+def test_data_points_are_not_sampled(tmp_path: Path) -> None:
+    text = PROCESSED.replace("type: filter_items", "type: sample")
+    text = re.sub("config: {drop.*", "config: {ratio: 0.1}", text)
+    with pytest.raises(BadConfig) as caught:
+        load(graph_file(tmp_path, text))
+    (found,) = caught.value.findings
+    assert "'useful' takes logs, traces (protobuf), not metrics" in found.message
+    load(
+        graph_file(tmp_path, text.replace("10ms}}", "10ms}, delivery: {signals: [traces, logs]}}"))
+    )
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,55 @@ def test_events_can_be_in_a_file_and_answers_be_json(config: str, tmp_path: Path
     ]
 
 
+TELEMETRY = """
+nodes:
+  telemetry: {kind: receiver, type: otlp, to: [buffer]}
+  buffer: {kind: processor, type: quiver, to: [useful, spans]}
+  useful:
+    kind: processor
+    type: filter_items
+    config: {drop: [{severity_below: info}]}
+    to: [no_names]
+  no_names:
+    kind: processor
+    type: attributes
+    config: {actions: [{action: delete, key: "enduser.*"}]}
+    to: [screen]
+  screen: {kind: exporter, type: console}
+  spans: {kind: exporter, type: console, delivery: {signals: [traces]}}
+"""
+
+
+def test_requests_of_otlp_in_json_are_tried_item_by_item(tmp_path: Path) -> None:
+    path = tmp_path / "collector.yaml"
+    path.write_text(TELEMETRY)
+    attributes = [{"key": key, "value": {"stringValue": "a"}} for key in ("enduser.id", "url.path")]
+    records = [{"severityNumber": 5}, {"severityNumber": 9, "attributes": attributes}]
+    given = [
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]},
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": records[:1]}]}]},
+        {
+            "resourceSpans": [
+                {"scopeSpans": [{"spans": [{"traceId": "5b8efff798038103d269b633813fc60c"}]}]}
+            ]
+        },
+    ]
+    out, _ = run(str(path), "--json", given="".join(f"{json.dumps(one)}\n" for one in given))
+    left = {"severityNumber": 9, "attributes": attributes[1:]}
+    assert [list(json.loads(line).values()) for line in out.splitlines()] == [
+        [1, "screen", {"resourceLogs": [{"scopeLogs": [{"logRecords": [left]}]}]}, None],
+        [1, "spans", None, "delivery.signals"],
+        [2, "screen", None, "useful"],
+        [2, "spans", None, "delivery.signals"],
+        [3, "screen", given[2], None],
+        [3, "spans", given[2], None],
+    ]
+    with pytest.raises(BadInput, match="line 1 is not OTLP"):
+        run(str(path), given='{"resourceLogs": 1}\n')
+    with pytest.raises(BadInput, match="cannot take openlineage"):
+        run(str(path), "--destination", "screen", given='{"job": {}}\n')
+
+
 def test_an_unknown_destination_and_a_line_that_is_no_json_are_refused(config: str) -> None:
     with pytest.raises(BadInput, match="there is no destination 'x'"):
         run(config, "--destination", "x")

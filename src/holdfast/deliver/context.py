@@ -149,10 +149,9 @@ def _described(data: ArrowData) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ProcessorChain:
-    """The processors on one path to a destination, and the tap behind them."""
+    """The processors on one path to a destination."""
 
     steps: tuple[Callable[[Any], Unit | None], ...]
-    tap: Callable[[Unit], None] | None = None
 
     def process(self, unit: Unit) -> Unit | None:
         """Return the unit as it leaves them; None if one filters it, or routes it elsewhere."""
@@ -161,8 +160,6 @@ class ProcessorChain:
             passed = step(passed)
             if passed is None:
                 return None
-        if self.tap is not None and passed is not None:
-            self.tap(passed)
         return passed
 
 
@@ -185,6 +182,8 @@ class DeliveryContext:
     seam: Seam
     # Several if several paths of the graph lead there; none: no processors.
     chains: Sequence[ProcessorChain] = ()
+    # Shown what leaves them.
+    tap: Callable[[Unit], None] | None = None
     # Why the destination cannot take a signal; None if it can.
     refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events
 

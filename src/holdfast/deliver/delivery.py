@@ -28,7 +28,7 @@ from holdfast.deliver.settling import Settlement
 from holdfast.deliver.statistics import DeliveryCounters, HeldEvent
 from holdfast.deliver.window import Decision, DeliveryWindow, Item, TrackedBundle
 from holdfast.quiver import Outcome, Position
-from holdfast.signals.event import Unit
+from holdfast.signals.event import Event, Unit
 
 # Fewer events than this in hand, for every send that may be under way: read more. And while the
 # destination does not work: one to try, and one to compare it with.
@@ -37,6 +37,9 @@ LOW_WATER_WHEN_DOWN_EVENTS = 2
 # Events that processors are given at once, so that a filter that takes nothing does not keep
 # everyone else from the event loop.
 PREPARED_EVENTS_MAX = 100
+# A request of telemetry that is larger is led through the processors in a thread: it is read and
+# written as a whole, which for one of some megabytes takes tens of milliseconds.
+PREPARED_INLINE_BYTES = 256 * 1024
 # After a wait this long since the last look: is what we hold still wanted?
 LOOK_AGAIN_S = 1.0
 
@@ -72,6 +75,7 @@ class DeliveryLoop:
         # What bounds the load on a destination: lanes are as many as there are keys, sends are
         # not.
         self._slots = asyncio.Semaphore(self._parallel_sends)
+        self._has_processors = any(chain.steps for chain in context.chains)
         self._paced_until_s = timer.now_s()
         # Rung when something changed that all lanes look at; and when there may be room for more.
         self._bell, self._room = Bell(), Bell()
@@ -270,6 +274,7 @@ class DeliveryLoop:
         async with self._slots:
             if self._stopping or self._pause_s(lane) != 0:
                 return
+            await self._prepare_large(lane)
             batch = self._next_batch(lane)
             other = None
             if batch and lane.trial is not None:
@@ -305,6 +310,8 @@ class DeliveryLoop:
             looked_at += 1
             if item.refusal is not None:
                 break  # what is behind it waits with it
+            if batch and self._is_large(item):
+                break  # it is prepared when it is the head
             if item.ready is None and not self._prepare(item):
                 # Everything so far was filtered. Settle and come back: the loop has other
                 # destinations to serve.
@@ -322,21 +329,52 @@ class DeliveryLoop:
                 break
         return batch
 
+    def _is_large(self, item: Item) -> bool:
+        """Whether processors would keep the event loop from others for long."""
+        return (
+            item.ready is None
+            and self._has_processors
+            and item.event.size_bytes > PREPARED_INLINE_BYTES
+            and isinstance(item.event, Event)
+            and item.event.count is not None
+        )
+
+    async def _prepare_large(self, lane: DeliveryLane) -> None:
+        """Lead the head of a lane through the processors beside the event loop, if it is large."""
+        head = lane.head()
+        if head is None or head.refusal is not None or not self._is_large(head):
+            return
+        (left,) = await asyncio.gather(
+            asyncio.to_thread(self._context.process, head.event), return_exceptions=True
+        )
+        if head.decision is not None:
+            return  # an operator, or retention, was faster
+        if isinstance(left, BaseException):
+            self.judge.cannot_process(head, left)
+        else:
+            self._prepared(head, left)
+
     def _prepare(self, item: Item) -> bool:
         """Lead an event through the processors; False if it is not to be sent."""
         try:
-            item.ready = self._context.process(item.event)
+            ready = self._context.process(item.event)
         except Exception as error:
             self.judge.cannot_process(item, error)
             return False
-        if item.ready is not item.event and (before := item.event.items) is not None:
-            left = 0 if item.ready is None else item.ready.items or 0
+        self._prepared(item, ready)
+        return ready is not None
+
+    def _prepared(self, item: Item, ready: Unit | None) -> None:
+        """Note what processors left of an event."""
+        item.ready = ready
+        if ready is not item.event and (before := item.event.items) is not None:
+            left = 0 if ready is None else ready.items or 0
             self._counters.items[item.event.signal].filtered += before - left
-        if item.ready is None:
+        if ready is None:
             self._counters.filtered += item.event.rows
             self.lanes.decide(item, Decision(Outcome.FILTERED))
-            return False
-        return True
+        elif self._context.tap is not None:
+            self._context.tap(ready)
 
     async def _send(self, batch: Sequence[Item]) -> Answer:
         """Count and send a batch; a crash behind `SENT` is what at-least-once is about."""

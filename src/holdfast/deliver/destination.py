@@ -281,6 +281,8 @@ class Destination:
             return Failure(FailureClass.PERMANENT, reason, code="processor")
         if ready is None:
             return _FILTERED
+        if self._context.tap is not None:
+            self._context.tap(ready)
         return (await delivery.redrive([ready])).failed.get(0)
 
     def statistics(self, of_quiver: Statistics | None = None) -> DestinationStatistics:

@@ -150,7 +150,7 @@ class Judge:
         self._counters.last_error = why
         self.log.cannot_take(head.position, why, now_s)
 
-    def cannot_process(self, item: Item, error: Exception) -> None:
+    def cannot_process(self, item: Item, error: BaseException) -> None:
         """Note that a processor raised for an event: it can be neither sent nor left out."""
         name = type(error).__name__
         item.verdict = DeadLetterReason("processor", name, f"a processor raised {name}")

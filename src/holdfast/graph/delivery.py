@@ -16,11 +16,9 @@ from holdfast.seam import Seam
 from holdfast.signals.event import Unit
 
 
-def chain_of(
-    steps: tuple[ChainStep, ...], tap: Callable[[Unit], None] | None = None
-) -> ProcessorChain:
+def chain_of(steps: tuple[ChainStep, ...]) -> ProcessorChain:
     """Return the chain of a path through the graph."""
-    return ProcessorChain(tuple(_function(step) for step in steps), tap)
+    return ProcessorChain(tuple(_function(step) for step in steps))
 
 
 def _function(step: ChainStep) -> Callable[[Any], Unit | None]:
@@ -83,13 +81,13 @@ def delivery_context(
     plan: DestinationPlan, dead_letters: DeadLetterQueue, taps: Taps, seam: Seam, base_dir: Path
 ) -> DeliveryContext:
     """Return everything that a destination is made of."""
-    tap = partial(taps.see, plan.name)
     return DeliveryContext(
         name=plan.name,
         settings=plan.delivery,
         make_exporter=partial(make_exporter, plan, seam, base_dir),
         dead_letters=dead_letters,
         seam=seam,
-        chains=[chain_of(steps, tap) for steps in plan.chains],
+        chains=[chain_of(steps) for steps in plan.chains],
+        tap=partial(taps.see, plan.name),
         refusal_of=plan.refusal_of,
     )

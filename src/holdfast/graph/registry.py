@@ -118,6 +118,28 @@ COMPONENTS: tuple[Component, ...] = (
     Component("rename", "processor", "holdfast.processors.rename", "Renames namespaces."),
     Component("trim", "processor", "holdfast.processors.trim", "Replaces facets above a size."),
     Component(
+        "filter_items",
+        "processor",
+        "holdfast.processors.filter_items",
+        "Lets spans, data points and log records through, or not.",
+        extra="otel",
+    ),
+    Component(
+        "attributes",
+        "processor",
+        "holdfast.processors.attributes",
+        "Adds, changes, removes and hashes attributes of telemetry.",
+        extra="otel",
+    ),
+    Component(
+        "sample",
+        "processor",
+        "holdfast.processors.sample",
+        "Lets a share of all traces through, with their log records.",
+        ("probabilistic_sampler",),
+        extra="otel",
+    ),
+    Component(
         "http",
         "exporter",
         "holdfast.deliver.exporters.http",

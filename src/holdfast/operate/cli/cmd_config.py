@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import IO, Any, NamedTuple
 
 import click
 import orjson
 
 from holdfast.errors import BadConfig, BadInput
-from holdfast.extras import install_command, missing_modules
+from holdfast.extras import install_command, missing_modules, need
 from holdfast.graph.delivery import chain_of
 from holdfast.graph.environment import caps_beyond_disks, missing_packages
 from holdfast.graph.loader import load
@@ -35,7 +36,8 @@ from holdfast.operate.cli.base.target import config_argument
 from holdfast.quiver import Position
 from holdfast.signals.event import Event
 from holdfast.signals.openlineage.names import SLOT
-from holdfast.signals.registry import OPENLINEAGE
+from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.registry import OPENLINEAGE, signal_named
 
 
 @click.group("config", cls=CommandGroup)
@@ -200,6 +202,8 @@ def test_command(config: str, events: IO[bytes], destination: str | None, as_jso
     """Run the processors of CONFIG on EVENTS, a JSON document in each line (by default standard
     input), and print what each destination would get.
 
+    A document is an OpenLineage event, or a request of OTLP in JSON, which its `resourceSpans`,
+    `resourceMetrics` or `resourceLogs` tell; `holdfast quiver cat` prints such lines.
     Nothing is stored or sent. An event that a destination does not get is named on standard error,
     with the processor that stopped it; with --json, each line says both.
     """
@@ -232,20 +236,51 @@ def _tried(events: IO[bytes], destinations: list[DestinationPlan]) -> Iterator[T
         if not line.strip():
             continue
         try:
-            orjson.loads(line)
+            document = orjson.loads(line)
         except orjson.JSONDecodeError as error:
             hint = "write one JSON document in each line"
             raise BadInput(f"line {number} is not JSON: {error}", hint=hint) from None
+        event = _event_of(number, document, line.strip())
         for one in destinations:
-            yield _sent(number, line.strip(), one)
+            yield _sent(event, one)
 
 
-def _sent(line: int, payload: bytes, destination: DestinationPlan) -> Tried:
+def _event_of(line: int, document: object, text: bytes) -> Event:
+    """Return the event that a line stands for, as its receiver would store it."""
+    keys = document.keys() if isinstance(document, dict) else ()
+    kind = next((kind for kind in OtlpKind if kind.json_field in keys), None)
+    if kind is None:
+        return Event("", Position(line, 0), SLOT, text, {}, 0, OPENLINEAGE.name)
+    need("otel")
+    from holdfast.signals.otlp.json_form import to_protobuf
+    from holdfast.signals.otlp.problem import NotOtlp
+
+    try:
+        payload = to_protobuf(kind, text)
+    except NotOtlp as error:
+        hint = f"write {kind.items} as OTLP's JSON has them"
+        raise BadInput(f"line {line} is not OTLP: {error}", hint=hint) from None
+    signal = signal_named(kind.value)
+    assert signal is not None, "BUG: a kind of OTLP without a signal"
+    position = Position(line, 0)
+    return Event("", position, kind.slot, payload, {}, 0, signal.name, signal.read, signal.count)
+
+
+def _sent(given: Event, destination: DestinationPlan) -> Tried:
     """Try the chains in order, as a delivery does: the first that lets an event through counts."""
-    stopped_by = None
+    line, stopped_by = given.position.seq, None
+    wanted = destination.delivery.signals
+    if wanted is not None and given.signal not in wanted:
+        return Tried(line, destination.name, None, "delivery.signals")
+    signal = signal_named(given.signal)
+    if signal is not None and (refusal := destination.refusal_of(signal)) is not None:
+        raise BadInput(
+            f"line {line}: {destination.name!r} cannot take {given.signal}: {refusal}",
+            hint="leave the line out, or look at another one with --destination",
+        )
     for chain in destination.chains:
         # Each chain gets an event of its own: the parsed form is cached in it.
-        event: Any = Event("", Position(line, 0), SLOT, payload, {}, 0, OPENLINEAGE.name)
+        event: Any = replace(given)
         for step in chain:
             event = chain_of((step,)).process(event)
             if event is None:

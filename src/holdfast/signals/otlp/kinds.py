@@ -32,6 +32,11 @@ class OtlpKind(StrEnum):
         return _GRPC_PATHS[self]
 
     @property
+    def json_field(self) -> str:
+        """What a request in JSON has its resources in."""
+        return _JSON_FIELDS[self]
+
+    @property
     def items(self) -> str:
         """What people call its items."""
         return _ITEMS[self]
@@ -56,5 +61,10 @@ _REJECTED_FIELDS = {
     OtlpKind.TRACES: "rejected_spans",
     OtlpKind.METRICS: "rejected_data_points",
     OtlpKind.LOGS: "rejected_log_records",
+}
+_JSON_FIELDS = {
+    OtlpKind.TRACES: "resourceSpans",
+    OtlpKind.METRICS: "resourceMetrics",
+    OtlpKind.LOGS: "resourceLogs",
 }
 KIND_OF_SLOT = {kind.slot: kind for kind in OtlpKind}
