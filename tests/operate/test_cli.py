@@ -230,13 +230,16 @@ def test_the_demo_counts_with_spark_what_it_accepted() -> None:
 
 
 def test_the_demo_reconciles() -> None:
-    result = run("demo", "--seconds", "0.5", "--no-spark", "--json")
+    result = run("demo", "--seconds", "0.5", "--no-spark", "--json", timeout_s=280)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)
     assert told["ok"]
-    assert (told["client"], told["kills"], told["lost"]) == ("openlineage-python", 3, 0)
+    assert (told["client"], told["kills"], told["lost"]) == ("openlineage-python", 4, 0)
     arrived = told["accepted"] + told["unanswered"]
     assert told["accepted"] > 0
     assert told["delivered"] == {"backend-a": arrived, "backend-b": arrived}
     assert told["copied"] == {"node-a": told["stored"], "node-b": told["stored"]}
-    assert [account["holds"] for account in told["ledger"]] == [True] * 4
+    assert [account["holds"] for account in told["ledger"]] == [True] * 5
+    spans = told["spans"]
+    assert (spans["client"], spans["lost"]) == ("opentelemetry-sdk", 0)
+    assert spans["delivered"] == spans["accepted"] > 0

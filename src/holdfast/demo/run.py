@@ -1,9 +1,10 @@
-"""The demo: a gateway between OpenLineage's own client, two backends, two data nodes and Spark.
+"""The demo: a gateway between clients of OpenLineage and OpenTelemetry, backends, and Spark.
 
-No configuration, no network but the loopback, a temporary folder. One backend and one data node die
-and return, the gateway itself is killed and restarted, and in the end the journals of the client
-and of both backends are compared with each other, with the ledger, with the folders of the data
-nodes, and with what a pipeline counted. Without Spark or Java it runs without the pipeline.
+No configuration, no network but the loopback, a temporary folder. One backend, one data node and
+the collector of traces die and return, the gateway itself is killed and restarted, and in the end
+the journals of the clients and of all backends are compared with each other, with the ledger, with
+the folders of the data nodes, and with what a pipeline counted. Without Spark or Java it runs
+without the pipeline, without the extra `otel` without traces.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import yaml
 
+from holdfast.demo import telemetry
 from holdfast.demo.results import PIPELINES, Counting, Keeping, Kept, PipelineView, can_keep
 from holdfast.errors import CheckFailed
 from holdfast.graph.loader import load
@@ -54,6 +56,10 @@ class DemoView:
     copied: dict[str, int] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     kills: int = 0
+    # Spans: who sends them (empty: it runs without), how many were accepted, and arrived.
+    tracer: str = ""
+    spans_accepted: int = 0
+    spans_delivered: int = 0
     # None: it runs without.
     pipeline: PipelineView | None = None
 
@@ -81,6 +87,8 @@ class DemoReport:
     in_windows: int | None = None
     # What became of the store; None: it ran without.
     kept: Kept | None = None
+    # And of the spans.
+    spans: telemetry.SpansReport | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -101,7 +109,8 @@ class DemoReport:
         is_counted = self.counted in (None, self.stored)
         is_copied = all(events == self.stored for events in self.copied.values())
         sound = self.lost == 0 and self.out_of_order == 0 and books and is_counted and self.is_kept
-        return sound and is_copied and len(self.accounts) > 0
+        is_traced = self.spans is None or self.spans.ok
+        return sound and is_copied and is_traced and len(self.accounts) > 0
 
 
 class GrowingJournal:
@@ -132,15 +141,20 @@ class DemoRun:
         self._directory = directory
         self._show = show
         self._seconds_per_step = seconds_per_step
-        self._port, self._admin, *ports = free_ports(4 + len(NODES))
+        self._port, self._admin, self._otlp_port, self._collector_port, *ports = free_ports(
+            6 + len(NODES)
+        )
         self._ports = dict(zip((STEADY, FLAKY), ports, strict=False))
         self._node_ports = dict(zip(NODES, ports[2:], strict=True))
+        self._traces = telemetry.can_trace()
         self._folders = NodeFolders(run_names_of)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._lives = 0
         self._config = directory / "gateway.yaml"
         self._config.write_text(self._graph_file())
         self._accepted = GrowingJournal(directory, "client.journal")
+        self._spans = GrowingJournal(directory, "spans.journal")
+        self._collected = GrowingJournal(directory, f"*.{telemetry.COLLECTOR}")
         self._arrived = {name: GrowingJournal(directory, f"*.{name}") for name in self._ports}
         self._counting = Counting(directory, self._config, self._admin)
         self._keeping = Keeping(directory) if can_keep() else None
@@ -153,20 +167,25 @@ class DemoRun:
             self._step("everything is up")
             self._kill(FLAKY)
             self._kill(FLAKY_NODE)
-            self._step(
-                f"{FLAKY} and {FLAKY_NODE} are dead (kill -9); what they miss waits for them"
-            )
+            flaky = f"{FLAKY} and {FLAKY_NODE}"
+            if self._traces:
+                self._kill(telemetry.COLLECTOR)
+                flaky = f"{FLAKY}, {FLAKY_NODE} and the {telemetry.COLLECTOR}"
+            self._step(f"{flaky} are dead (kill -9); what they miss waits for them")
             self._kill("gateway")
             self._start_gateway()
             self._step("the gateway was killed, too (kill -9), and is back")
             self._start_backend(FLAKY)
             self._start_node(FLAKY_NODE)
-            self._step(f"{FLAKY} and {FLAKY_NODE} are back, and catch up")
+            self._start_collector()
+            self._step(f"{flaky} are back, and catch up")
             self._wait_for_spark(
                 "the driver of the pipeline went with the gateway, and starts again"
             )
             self._count_on()
             self._stop("client")
+            if self._traces:
+                self._stop("tracer")
             self._wait_until_delivered()
             self._close_pipeline()
             self._stop("gateway")
@@ -211,6 +230,8 @@ class DemoRun:
             },
             **exporters,
         }
+        if self._traces:
+            nodes |= telemetry.nodes(self._otlp_port, self._collector_port)
         admin = {"listen": f"127.0.0.1:{self._admin}"}
         whole = {"data_dir": "data", "admin": admin, "nodes": nodes}
         if self.view.pipeline is not None:
@@ -234,6 +255,7 @@ class DemoRun:
             self._start_node(name)
         for name in self._ports:
             self._start_backend(name)
+        self._start_collector()
         self._start_gateway()
         for name in NODES:
             self._wait_for_word(name)
@@ -241,12 +263,27 @@ class DemoRun:
         client = self._start("client", "holdfast.demo.producer", url, journal)
         assert client.stdout is not None
         self.view.client = client.stdout.readline().decode().strip()
+        if self._traces:
+            target, journal = f"127.0.0.1:{self._otlp_port}", str(self._directory / "spans.journal")
+            tracer = self._start("tracer", telemetry.__name__, "client", target, journal)
+            assert tracer.stdout is not None
+            self.view.tracer = tracer.stdout.readline().decode().strip()
 
     def _start_backend(self, name: str) -> None:
         self._lives += 1
         journal = str(self._directory / f"{self._lives:02d}.{name}")
         port = str(self._ports[name])
         self._start(name, "holdfast.prove.lineage", "backend", port, journal, "run")
+        self._wait_for_word(name)
+
+    def _start_collector(self) -> None:
+        if not self._traces:
+            return
+        self._lives += 1
+        name = telemetry.COLLECTOR
+        journal = str(self._directory / f"{self._lives:02d}.{name}")
+        port = str(self._collector_port)
+        self._start(name, telemetry.__name__, "collector", port, journal)
         self._wait_for_word(name)
 
     def _start_node(self, name: str) -> None:
@@ -347,6 +384,8 @@ class DemoRun:
             name: len(set(journal.names())) for name, journal in self._arrived.items()
         }
         self.view.copied = {name: len(self._copied(name)) for name in NODES}
+        self.view.spans_accepted = len(self._spans.names())
+        self.view.spans_delivered = len(set(self._collected.names()))
         if self.view.pipeline is not None:
             self._counting.look(self.view.pipeline)
         self._show(self.view)
@@ -358,13 +397,15 @@ class DemoRun:
 
     def _wait_until_delivered(self) -> None:
         """Wait until everybody has all that was accepted; what is missing then is lost."""
-        self.view.step = "the client has stopped; the rest arrives"
-        accepted = set(self._accepted.names())
+        self.view.step = "the clients have stopped; the rest arrives"
+        accepted, spans = set(self._accepted.names()), set(self._spans.names())
         deadline_s = time.monotonic() + CATCH_UP_SECONDS_MAX
         while time.monotonic() < deadline_s:
             self._look()
             arrived = [journal.names() for journal in self._arrived.values()]
-            if all(accepted <= set(names) for names in (*arrived, *map(self._copied, NODES))):
+            are_collected = spans <= set(self._collected.names())
+            everywhere = (*arrived, *map(self._copied, NODES))
+            if are_collected and all(accepted <= set(names) for names in everywhere):
                 return
             time.sleep(REFRESH_S)
 
@@ -373,10 +414,7 @@ class DemoRun:
         accepted = self._accepted.names()
         arrived = {name: journal.names() for name, journal in self._arrived.items()}
         different = {name: list(dict.fromkeys(names)) for name, names in arrived.items()}
-        (buffer,) = plan(load(self._config).graph)
-        (core,) = buffer.directory.glob("core-*")
-        with Quiver.open(core) as quiver:
-            accounts = [quiver.balance(name) for name in quiver.subscribers()]
+        accounts = self._accounts()
         return DemoReport(
             client=self.view.client,
             kills=self.view.kills,
@@ -386,11 +424,32 @@ class DemoRun:
             lost=sum(len(set(accepted) - set(names)) for names in arrived.values()),
             out_of_order=sum(_out_of_order(accepted, names) for names in different.values()),
             unanswered=len(set(different[STEADY]) - set(accepted)),
-            accounts=accounts,
+            accounts=accounts["buffer"],
             copied={name: len(self._copied(name)) for name in NODES},
             counted=None if self.view.pipeline is None else self._counting.counted(),
             in_windows=None if self.view.pipeline is None else self._counting.in_windows(),
             kept=None if self._keeping is None else self._keeping.finish(),
+            spans=self._compare_spans(*accounts[telemetry.QUIVER]) if self._traces else None,
+        )
+
+    def _accounts(self) -> dict[str, list[Balance]]:
+        """Return what the ledger says of every subscriber, by quiver."""
+        found = {}
+        for one in plan(load(self._config).graph):
+            (core,) = one.directory.glob("core-*")
+            with Quiver.open(core) as quiver:
+                found[one.name] = [quiver.balance(name) for name in quiver.subscribers()]
+        return found
+
+    def _compare_spans(self, account: Balance) -> telemetry.SpansReport:
+        accepted, arrived = self._spans.names(), self._collected.names()
+        return telemetry.SpansReport(
+            client=self.view.tracer,
+            accepted=len(accepted),
+            delivered=len(set(arrived)),
+            lost=len(set(accepted) - set(arrived)),
+            repeated=len(arrived) - len(set(arrived)),
+            account=account,
         )
 
 

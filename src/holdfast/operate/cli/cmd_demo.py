@@ -14,6 +14,7 @@ from rich.table import Table
 
 from holdfast.demo.results import Kept, PipelineView, can_count, how_to_read
 from holdfast.demo.run import DemoReport, DemoRun, DemoView
+from holdfast.demo.telemetry import COLLECTOR
 from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import json_option, print_json, print_table, stdout
 from holdfast.quiver import Balance, Outcome
@@ -33,7 +34,7 @@ from holdfast.quiver import Balance, Outcome
 )
 @json_option
 def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool) -> int:
-    """Send lineage through a gateway, kill a backend, a data node and the gateway; then add up.
+    """Send lineage and traces through a gateway, kill backends and the gateway; then add up.
 
     A pipeline on Spark counts the same events, where Spark is installed, and commits its results
     to a store. Then a commit is deleted, and collected.
@@ -83,6 +84,8 @@ class _LinePrinter:
             arrived = ", ".join(f"{name} {count:,}" for name, count in view.delivered.items())
             copied = ", ".join(f"{name} {count:,}" for name, count in view.copied.items())
             line = f"{view.step}; accepted {view.accepted:,}, arrived: {arrived}; copied: {copied}"
+            if view.tracer:
+                line += f"; spans {view.spans_accepted:,}, arrived {view.spans_delivered:,}"
             if view.pipeline is not None:
                 line += f"; Spark: {_pipeline_row(view.pipeline)[1]}"
             click.echo(line)
@@ -102,6 +105,13 @@ def _picture(view: DemoView) -> Table:
         behind = max(0, view.accepted - count)
         state = "dead" if name in view.dead else "up"
         table.add_row(f"copied to {name}", state, f"{count:,}", f"{behind:,}")
+    if view.tracer:
+        behind = max(0, view.spans_accepted - view.spans_delivered)
+        state = "killed" if "gateway" in view.dead else "up"
+        table.add_row(f"spans from {view.tracer}", state, f"{view.spans_accepted:,}", "")
+        state = "dead" if COLLECTOR in view.dead else "up"
+        arrived = f"{view.spans_delivered:,}"
+        table.add_row(f"spans at the {COLLECTOR}", state, arrived, f"{behind:,}")
     if view.pipeline is not None:
         table.add_row(*_pipeline_row(view.pipeline))
     table.caption = f"{view.kills} kills so far"
@@ -136,11 +146,20 @@ def _print(report: DemoReport) -> None:
         ("kills (kill -9)", report.kills),
     ]
     print_table("every event accounted for", ("events", "count"), rows)
+    if report.spans is not None:
+        spans = report.spans
+        rows = [
+            (f"accepted from {spans.client}", spans.accepted),
+            (f"= arrived at the {COLLECTOR}", spans.delivered),
+            ("lost", spans.lost),
+            ("twice (in flight at a kill)", spans.repeated),
+        ]
+        print_table("every span, too", ("spans", "count"), rows)
     names = [outcome.name.lower() for outcome in Outcome]
     print_table(
         "the ledger, in events: accepted = outcomes + pending",
         ("destination", "accepted", *names, "pending", "holds"),
-        (_account_row(account) for account in report.accounts),
+        (_account_row(account) for account in _accounts(report)),
     )
     if report.kept is not None:
         print_table("the store", ("", "chunks", "bytes"), _kept_rows(report.kept))
@@ -161,6 +180,11 @@ def _print_how_to_read(kept: Kept, keep: Path | None) -> None:
     click.echo(how_to_read(str(keep.resolve()) if keep else "FOLDER", kept))
 
 
+def _accounts(report: DemoReport) -> list[Balance]:
+    """Return all accounts; that of the spans is in requests."""
+    return [*report.accounts, *([] if report.spans is None else [report.spans.account])]
+
+
 def _account_row(account: Balance) -> tuple[object, ...]:
     outcomes = [counts.events for counts in account.outcomes.values()]
     events = (account.accepted.events, *outcomes, account.pending.events)
@@ -176,8 +200,12 @@ def _fields(report: DemoReport) -> dict[str, object]:
             "pending": account.pending.events,
             "holds": account.holds,
         }
-        for account in report.accounts
+        for account in _accounts(report)
     ]
+    spans = None
+    if report.spans is not None:
+        named = ("client", "accepted", "delivered", "lost", "repeated")
+        spans = {name: getattr(report.spans, name) for name in named}
     return {
         "ok": report.ok,
         "client": report.client,
@@ -190,6 +218,7 @@ def _fields(report: DemoReport) -> dict[str, object]:
         "lost": report.lost,
         "out_of_order": report.out_of_order,
         "stored": report.stored,
+        "spans": spans,
         "counted": report.counted,
         "store": None if report.kept is None else asdict(report.kept),
         "ledger": ledger,
