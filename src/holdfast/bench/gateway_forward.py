@@ -77,7 +77,10 @@ async def post_paced(port: int, count: int, pause_s: float) -> dict[str, int]:
 def delays_ms(
     gateway: MeasuredGateway, backend: Discard, count: int, pause_s: float
 ) -> list[float]:
-    """Return how long each of `count` paced events took from accepted to arrived, in order."""
+    """Return how long each of `count` paced events took from accepted to arrived, in order.
+
+    Both ends note the monotonic clock of this machine, which is one for all its processes.
+    """
     before = len(backend.arrivals(0))
     accepted = asyncio.run(post_paced(gateway.port, count, pause_s))
     arrived = backend.arrivals(before + count)

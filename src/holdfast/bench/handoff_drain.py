@@ -116,6 +116,8 @@ class DrainBench:
         self, nodes: dict[str, NodeProcess], scheduler: SchedulerSettings
     ) -> Iterator[Handoff]:
         """Attach a sender to nodes that miss everything; they are up, and nothing is sent yet."""
+        # Registered before the sender knows them, and from the oldest on: to the sender they are
+        # nodes that were away while the whole backlog came in.
         seam = Seam()
         for name in nodes:
             self._quiver.register(f"node.{name}", start="oldest")
@@ -183,7 +185,11 @@ class DrainBench:
         return max(bytes_by_node) / max(1, min(bytes_by_node))
 
     def to_sink(self, sink: Peer) -> float:
-        """Send the same bytes with the same calls to somebody who only writes them."""
+        """Send the same bytes with the same calls to somebody who only writes them.
+
+        It is the most that Flight and this disk can do together. What is missing to it is the price
+        of checking a part, of adopting it exactly once, and of the ledger.
+        """
         settings = SchedulerSettings()
         with contextlib.closing(FlightTransport(sink.location)) as transport:
             os.sync()

@@ -124,7 +124,10 @@ def measure_waiting(
 
 
 def _used_bytes(folder: Path, scale: HandoffScale, nodes_down: int) -> int:
-    """Return what a quiver occupies when everything waits for so many nodes."""
+    """Return what a quiver occupies when everything waits for so many nodes.
+
+    In blocks, as the disk counts it, not in bytes: many small files would hide in the difference.
+    """
     seam, batch = Seam(), telemetry_batch()
     config = QuiverConfig(segment=SegmentConfig(target_size_bytes=8 * MB), control=False)
     ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
@@ -163,6 +166,8 @@ def _leave_segments(folder: Path, count: int) -> None:
         quiver.append_raw(b"event")
         quiver.flush()
         (first,) = quiver.segments()
+    # Written by hand: sealing a hundred thousand segments takes an hour, and a start reads their
+    # names and manifests alone.
     summary, path = first.summary, Path(first.path)
     for number in range(1, count):
         copied = replace(summary, segment_seq=number, first_seq=number, last_seq=number)

@@ -68,6 +68,7 @@ def filled_sealed(folder: Path, batch: pa.RecordBatch | None, count: int) -> int
 
 
 def _by_cursor(quiver: Quiver, name: str) -> int:
+    """Read everything in ranges, each committed as a whole: what delivery does."""
     events = 0
     with quiver.cursor(name) as cursor:
         while (planned := cursor.plan()) is not None:
@@ -77,6 +78,7 @@ def _by_cursor(quiver: Quiver, name: str) -> int:
 
 
 def _by_lease(quiver: Quiver, name: str) -> int:
+    """Read everything bundle by bundle, each acknowledged by itself: what a worker queue does."""
     events = 0
     with quiver.lease(name) as lease:
         while (delivery := lease.poll()) is not None:

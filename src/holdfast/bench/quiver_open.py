@@ -147,7 +147,11 @@ def _mb_per_s(opened: Opened) -> float:
 
 
 def _leave_wal(left: Path, frames: str, size_bytes: int) -> None:
-    """Fill a quiver and copy its files while it runs."""
+    """Fill a quiver and copy its files while it runs.
+
+    At the level `written`: nothing is cut off by a kill that the kernel has, so the copy is what a
+    kill would leave, and filling does not take hours.
+    """
     live = left.parent / "live"
     batch, event = telemetry_batch(), raw_event()
     with Quiver.open(live, BURST) as quiver:

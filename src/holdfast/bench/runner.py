@@ -46,7 +46,12 @@ Section = Callable[[Path, Any, Figures, Progress], None]
 
 
 class Benchmark(NamedTuple):
-    """What is run under one name."""
+    """What is run under one name.
+
+    Bars are ratios wherever that is possible, against something that ran in the same minutes on the
+    same machine. An absolute bar says how fast the machine has to be, and is there for what users
+    feel directly: memory, start-up, an idle gateway.
+    """
 
     sections: tuple[Section, ...]
     bars: tuple[Bar, ...]
@@ -211,7 +216,10 @@ def describe(directory: PurePath) -> dict[str, object]:
 
 
 def filesystem(directory: PurePath) -> str:
-    """Return the type of the filesystem that holds a directory, "unknown" where nobody says."""
+    """Return the type of the filesystem that holds a directory, "unknown" where nobody says.
+
+    The deepest mount point above it counts.
+    """
     mounts = Path("/proc/self/mounts")
     if not mounts.exists():
         return "unknown"
@@ -236,6 +244,7 @@ def _processor() -> str:
 
 
 def _load_average() -> list[float]:
+    """Before the measurement: who reads a report can tell whether the machine had other work."""
     return [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else []
 
 

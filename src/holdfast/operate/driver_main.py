@@ -1,4 +1,9 @@
-"""What the driver process beside a gateway runs: `python -m holdfast.operate.driver_main`."""
+"""What the driver process beside a gateway runs: `python -m holdfast.operate.driver_main`.
+
+Its orders come as one line on its standard input, secrets among them: arguments and environment can
+be read by others. Its standard output belongs to the figures it reports; everything else that may
+print, Spark and Java included, is turned to standard error first.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +29,7 @@ log = logging.getLogger("holdfast.pipelines")
 
 def main() -> int:
     """Run pipelines until the end."""
+    # First of all: whatever prints from here on is a line of the log.
     figures = keep_stdout()
     # What all threads do, in the log: `kill -USR2` of this process, `kill -QUIT` of its Java.
     faulthandler.register(signal.SIGUSR2, all_threads=True)

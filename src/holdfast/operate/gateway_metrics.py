@@ -4,6 +4,13 @@ The same idea as `metrics.py`, whose table has the figures of the quivers. There
 one is made of `DriverFigures` (a driver beside a gateway, or alone), the other of
 `Gateway.statistics()` (receivers, destinations, dead letters, the process), and of nothing else.
 `/metrics`, statsd and docs/reference/metrics.md are made from their rows.
+
+The functions before a table yield what its rows are read from, with the labels of each. Labels are
+names of the configuration and words of ours, never what a client sent: a client that makes up a
+name for every request would otherwise make up a time series for each.
+
+A state is one row per state, 1 or 0, as Prometheus has it for enumerations: a number for each state
+could be neither summed over workers nor read.
 """
 
 from __future__ import annotations
@@ -50,6 +57,7 @@ def _queries(driver: DriverFigures) -> Iterator[tuple[Labels, QueryStatistics]]:
 
 
 def _lagging(driver: DriverFigures) -> Iterable[tuple[Labels, QueryStatistics]]:
+    # Queries whose lag is known. A 0 for the others would look like a pipeline that keeps up.
     return [one for one in _queries(driver) if one[1].lag_s is not None]
 
 
@@ -193,6 +201,7 @@ def _destinations(gateway: GatewayStatistics) -> Iterator[tuple[Labels, Destinat
 
 def _held(gateway: GatewayStatistics) -> Iterator[tuple[Labels, HeldEvent]]:
     for labels, figures in _destinations(gateway):
+        # Always a sample: one that comes and goes cannot be compared with its own past.
         held = figures.held or _NOTHING_HELD
         yield {**labels, "code": held.code}, held
 
@@ -545,7 +554,11 @@ def gateway_records(gateway: GatewayStatistics) -> list[Sample]:
 
 
 def render_records(told: Iterable[Sample]) -> str:
-    """Return the records of one or several gateways as Prometheus' text."""
+    """Return the records of one or several gateways as Prometheus' text.
+
+    Sorted by name first: the format wants all samples of a metric together, and the workers of a
+    gateway each bring some of every metric.
+    """
     by_name: dict[str, list[Sample]] = {}
     for record in told:
         by_name.setdefault(record.name, []).append(record)

@@ -53,7 +53,10 @@ class Sample(NamedTuple):
 def each(
     rows: Callable[[S], Iterable[tuple[Labels, Any]]], field: str, key: str | None = None
 ) -> Callable[[S], Iterator[tuple[Labels, float]]]:
-    """Return what reads one field of every row: None as 0, a mapping by its keys as label `key`."""
+    """Return what reads one field of every row: None as 0, a mapping by its keys as label `key`.
+
+    Fields are named, and not functions of their own, so that a table reads as a table.
+    """
     get = attrgetter(field)
 
     def read(record: S) -> Iterator[tuple[Labels, float]]:
@@ -73,6 +76,8 @@ def whole(record: S) -> Iterable[tuple[Labels, S]]:
 
 
 def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
+    # Every reason from the first moment on: a counter that appears with its first increase shows
+    # no increase.
     for reason in REASONS:
         yield {"reason": reason}, statistics.retention.evictions.get(reason, 0)
 

@@ -146,7 +146,12 @@ def graph_file(port: int, folder: Path) -> str:
 
 
 class DataflowProver:
-    """A gateway with pipelines, the driver that it starts, and its clients."""
+    """A gateway with pipelines, the driver that it starts, and its clients.
+
+    A driver is not a child of this process but of the gateway, and starts a JVM and workers of its
+    own. So it cannot be handed a point on its command line: a trap is a file that it looks for at
+    each point, and processes are found by a variable in their environment.
+    """
 
     last_step = "everything has to be counted"
 
@@ -285,7 +290,11 @@ class DataflowProver:
         return check_dataflow(self._processes.journals, self._options.directory)
 
     def _drain(self, name: str) -> None:
-        """Let a pipeline read everything, close its windows, and stop."""
+        """Let a pipeline read everything, close its windows, and stop.
+
+        With the command that operators have. Only a closed window can be compared: one that is open
+        has not been written.
+        """
         command = [sys.executable, "-m", "holdfast", "dataflow", "drain", str(self._config), name]
         for attempt in range(1, DRAIN_ATTEMPTS + 1):
             with (self._processes.logs / "drain").open("ab") as log:

@@ -186,6 +186,8 @@ class GatewayProver:
     def settle(self) -> GatewayVerdict:
         """Stop the clients, wait until everything has arrived, stop the rest, and compare."""
         self._processes.stop(_CLIENTS)
+        # As long as something arrives there is no hurry: what is looked for is an event that never
+        # comes, on a machine of any speed.
         deadline_s = time.monotonic() + DRAIN_SECONDS_MAX
         verdict = check_gateway(self._journals, EVENTS_PER_REQUEST)
         while verdict.lost and time.monotonic() < deadline_s:

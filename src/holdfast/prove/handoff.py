@@ -180,6 +180,11 @@ class HandoffProver:
         return point if is_reached else None
 
     def _node_at_point(self) -> str | None:
+        """Let a node die at a point, and leave it away for a while: what it misses has to wait.
+
+        A point about what is not a node's own is reached only when a gateway begins, so that one is
+        killed as well, without notice: then both ends recover at the same time.
+        """
         point, name = self._dice.choice(NODE_SITES), self._present_node()
         self._processes.stop(name)
         is_told = point.startswith(_TOLD)
@@ -219,6 +224,9 @@ class HandoffProver:
         return "node and gateway killed"
 
     def _stop_node(self) -> str:
+        """Freeze a node. It is the worst of all: its port accepts, nothing comes back, and what was
+        sent to it is adopted after its sender has given up.
+        """
         name = self._present_node()
         self._processes.signal(name, signal.SIGSTOP)
         self._away[name] = lambda: self._processes.signal(name, signal.SIGCONT)
@@ -249,7 +257,11 @@ class HandoffProver:
     # ------------------------------------------------------------------- ending
 
     def settle(self) -> HandoffVerdict:
-        """Let nothing new come, send what is left, stop all, and compare."""
+        """Let nothing new come, send what is left, stop all, and compare.
+
+        The gateway stops before the rest is sent: a quiver has one owner, and here that is this
+        process, which can wait for the very last part.
+        """
         self._bring_back(list(self._away))
         self._processes.stop(_CLIENTS)
         self._processes.stop(_GATEWAY)

@@ -79,7 +79,11 @@ def config_of(task: QuiverTask) -> QuiverConfig:
 
 
 class AppendClient(threading.Thread):
-    """Appends one thing after the other and writes down every answer."""
+    """Appends one thing after the other and writes down every answer.
+
+    What it is about to send is on disk before it is sent, and the answer before the next is sent.
+    So at every kill each event is known to be answered, refused, or neither, and never less.
+    """
 
     def __init__(self, quiver: Quiver, task: QuiverTask, number: int, until_s: float) -> None:
         super().__init__(name=f"client-{number}")
@@ -198,6 +202,8 @@ def read_by_cursor(quiver: Quiver, journal: ProofJournal, more_comes: Callable[[
                 if not more_comes():
                     return
                 continue
+            # What was read is noted before it is committed, and the commit after it succeeded: a
+            # kill between them is a delivery that may be repeated, and never one that may not.
             for bundle in cursor.read(planned):
                 journal.delivered(bundle.seq, names_of(bundle))
             cursor.commit(planned)

@@ -91,7 +91,10 @@ def sites_of(role: str, *, is_local: bool) -> list[str]:
 
 
 class _Turns:
-    """Every process once, in any order, and then again, so that a few kills strike every role."""
+    """Every process once, in any order, and then again, so that a few kills strike every role.
+
+    Drawn by chance alone, a dozen kills would often miss a role altogether, and say nothing of it.
+    """
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -149,7 +152,11 @@ class StoreProver:
         self._processes.close()
 
     def settle(self) -> StoreVerdict:
-        """Kill every process, collect what is garbage, and compare."""
+        """Kill every process, collect what is garbage, and compare.
+
+        What is compared is a store that nobody uses and that was collected to its end: only then
+        must everything that is there be referred to, and everything that is referred to be there.
+        """
         self.close()
         # The dead still hold their leases.
         time.sleep(LEASE_S)
@@ -167,7 +174,10 @@ class StoreProver:
 
 @contextlib.contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables while a child is started."""
+    """Set variables while a child is started.
+
+    In this process, too: it opens the same store at the end, through the same libraries.
+    """
     before = dict(os.environ)
     os.environ.update(values)
     try:

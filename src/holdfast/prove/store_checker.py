@@ -121,6 +121,10 @@ def check_store(store: Store, journals: Path) -> StoreVerdict:
 
 
 def _leaked_objects(store: Store, read: set[str], commits: set[str]) -> list[str]:
+    """Return what is stored and was not needed to read all that is left.
+
+    The database is not asked: a leak may be an object that it knows nothing of.
+    """
     chunks = {stored.key for stored in store.objects.list(CHUNK_PREFIX)} - read
     records = {stored.key for stored in store.objects.list(COMMIT_PREFIX)} - commits
     return sorted(chunks | records)

@@ -69,6 +69,7 @@ class StoreVictim:
 
     def write(self) -> None:
         """Make a commit of some files, a few of them like those of others."""
+        # From its own journal, which outlives it: a name is never used for two contents.
         number = sum(1 for line in whole_lines(self.path) if line.startswith("S "))
         commit = f"{self.name}/{number}"
         contents = {
@@ -84,6 +85,9 @@ class StoreVictim:
         self.journal.note("A", commit)
 
     def _content(self, commit: str, place: int) -> bytes:
+        """Half of the files are like those of other writers: the hard case is a chunk that one
+        refers to again while a collector is about to delete it.
+        """
         if self.dice.random() < 0.5:  # noqa: PLR2004 - half of them
             shared = random.Random(self.dice.randrange(COMMON_CONTENTS))
             return shared.randbytes(shared.randrange(1, 6000))
@@ -100,6 +104,7 @@ class StoreVictim:
                 contents = [(file.path, files.read(file.path)) for file in files.files()]
         except (UnknownCommit, LeaseLost):
             return
+        # Not a finding: the database is locked, or the S3 server slow, because the machine is busy.
         except StoreUnavailable:
             raise
         except Exception as error:  # whatever else it is, it is what the proof looks for

@@ -232,7 +232,7 @@ class Store:
 
 
 class StoreObjects(NamedTuple):
-    """A store without its database, and where that is to be."""
+    """A store without its database, and where that is to be: what a rebuild begins with."""
 
     objects: Objects
     database_url: str
@@ -357,6 +357,8 @@ def _to_json(store_format: StoreFormat) -> bytes:
 
 
 def _from_json(written: bytes, url: str) -> StoreFormat:
+    # The version alone at first: a later one may have fields that this model refuses, and then the
+    # message would be about them.
     try:
         version = json.loads(written)["format_version"]
     except (ValueError, KeyError, TypeError):

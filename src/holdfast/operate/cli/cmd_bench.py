@@ -43,6 +43,7 @@ def _list(as_json: bool) -> None:
 
 
 def _rows(result: dict[str, Any], prefix: str = "") -> list[tuple[str, object]]:
+    # Single rounds are in the JSON; a table has room for medians and spread.
     rows: list[tuple[str, object]] = []
     for key, value in result.items():
         if isinstance(value, dict):

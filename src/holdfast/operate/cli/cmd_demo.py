@@ -1,4 +1,9 @@
-"""`holdfast demo`: watch it keep its promise."""
+"""`holdfast demo`: watch it keep its promise.
+
+Everything is real, if small: processes, ports, kills, a disk. The table at the end is the point of
+it. It is an equation, and every number in it comes from somebody else: the clients' journals, the
+backends, the ledger, Spark.
+"""
 
 from __future__ import annotations
 
@@ -130,6 +135,9 @@ def _pipeline_row(pipeline: PipelineView) -> tuple[str, str, str, str]:
 
 
 def _print(report: DemoReport) -> None:
+    """Print the table. What was accepted and never answered is in it: a client that is cut off
+    sends again, and then an event may be there twice, which is not lost.
+    """
     rows: list[tuple[str, object]] = [
         (f"accepted from {report.client}", report.accepted),
         ("+ accepted, but a kill cut off the answer", report.unanswered),

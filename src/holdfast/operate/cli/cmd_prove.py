@@ -1,4 +1,10 @@
-"""`holdfast prove`: prove durability on this machine's disk, with real kills."""
+"""`holdfast prove`: prove durability on this machine's disk, with real kills.
+
+A user should not have to believe us: whether acknowledged data survives depends on the disk, its
+cache and its filesystem, and those are here. A seed repeats the choices of a run, what is killed
+and where. It cannot repeat its timing, so a run that failed leaves its folder behind: the journals
+in it are the evidence.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +65,7 @@ def command(
     if list_points:
         _list(name, as_json)
         return 0
+    # Chosen here and always told: a run without a seed can be repeated, too.
     chosen = random.SystemRandom().getrandbits(32) if seed is None else seed
     if bounds["partitions"]:
         _check_partitions(name)
@@ -100,6 +107,7 @@ def _run_aside(asked: _Asked, as_json: bool) -> int:
         code = _run(asked, directory, as_json)
         is_done_with = code == 0
     except KeyboardInterrupt:
+        # Whoever stops it is not looking for anything in it.
         is_done_with = True
         raise
     finally:

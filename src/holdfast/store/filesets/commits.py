@@ -102,6 +102,11 @@ class Commits:
         return self._publish(job, record)
 
     def _publish(self, job: Job, record: pb.CommitRecord) -> Commit:
+        """Make a commit, in the three steps of the head: row and references, object, confirmation.
+
+        The record is parsed again from its bytes, so that what is returned is what anybody else
+        will read.
+        """
         data = record.SerializeToString(deterministic=True)
         commit = _parse(data, CommitId(0))
         roots = [chunk for layer in commit.layers for chunk in layer.chunks]
@@ -188,6 +193,8 @@ class Commits:
         with self.open(name) as files:
             commit = self.get(name)
             layers = merge(self._store, job, files.layers, level_factor=level_factor, whole=whole)
+            # The stored record with other layers, not a new one: batch records, and whatever a
+            # later version has added, go along.
             record = pb.CommitRecord.FromString(self._references.commit(name).record)
             del record.layers[:]
             record.layers.extend(layer.to_message() for layer in layers)

@@ -67,7 +67,11 @@ def ref_of(message: pb.DataRef) -> DataRef:
 
 
 def is_plain(change: FileChange) -> bool:
-    """Whether a change makes a file where nothing older is, and says no more than that."""
+    """Whether a change makes a file where nothing older is, and says no more than that.
+
+    Where layers are merged down to the ground, only ranges of such entries are taken over as they
+    are: every other entry means something about older ones that are no longer there.
+    """
     return (
         not change.reset
         and bool(change.parts)

@@ -33,6 +33,8 @@ def check_path(path: str) -> str:
 
 def path_trouble(path: str) -> str | None:
     """Return why the path of a file or folder cannot be stored; None: it can."""
+    # One search decides for nearly all paths; why one is refused is worked out only then. A
+    # character has four bytes at most, so a short path need not be encoded to be measured.
     inner = path.removesuffix("/")
     is_short = len(inner) <= PATH_BYTES_MAX // 4 or _name_bytes(inner) <= PATH_BYTES_MAX
     if is_short and not _REFUSED.search(inner) and is_stored_name(inner):
@@ -107,7 +109,11 @@ def is_target(target: str) -> bool:
 
 
 def leads_out(path: str, target: str) -> bool:
-    """Whether a symbolic link at `path` points outside of the file set."""
+    """Whether a symbolic link at `path` points outside of the file set.
+
+    By its text alone: other links on the way are not followed, since they may change with the next
+    layer. Whoever restores a folder checks again, on the disk.
+    """
     if target.startswith("/") or not is_target(target):
         return True
     depth = path.count("/")

@@ -1,4 +1,10 @@
-"""Compares the rows of commits with their objects; returns those whose chunks are to be walked."""
+"""Compares the rows of commits with their objects; returns those whose chunks are to be walked.
+
+A commit is stored twice, as a row and as an object, and everything else in the database can be made
+again from the objects. So of the two the object is the one that must not be missing, and a row that
+is missing can be restored. Whatever can be read is walked: a chunk that one of the two still leads
+to must never be reported as garbage.
+"""
 
 from __future__ import annotations
 

@@ -87,6 +87,7 @@ def leaked_objects(part: Partition, lost: pa.Table) -> pa.Table:
 
 def wrong_counts(part: Partition) -> pa.Table:
     """Return rows that count other references or holds than there are."""
+    # Jobs hold, everybody else refers; a row counts the two apart, because a hold ends by itself.
     held = pc.equal(part.edge_to["source_kind"], JobKind.JOB.value)
     edges = part.edge_to.select(KEY)
     # What is dying goes, whatever it counts.
@@ -154,6 +155,8 @@ def edges_from_nobody(part: Partition, lost: pa.Table) -> pa.Table:
 
 def unwarranted_edges(part: Partition) -> pa.Table:
     """Return references of commits and index chunks to what they do not refer to."""
+    # Only of those that were read: what a chunk or a commit refers to that could not be read is not
+    # known, and its references stay.
     kinds = part.edge_from["source_kind"]
     keys = ["hash", *SOURCE]
     walked = part.source.filter(part.source["walked"])

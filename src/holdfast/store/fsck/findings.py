@@ -79,7 +79,10 @@ class StoreFinding(NamedTuple):
 
     @property
     def use_refers(self) -> bool:
-        """Whether commits use the chunk as something that leads to others."""
+        """Whether commits use the chunk as something that leads to others.
+
+        Told by its words, which survive tables, Parquet and JSON, through which findings travel.
+        """
         return INDEX_WORDS in self.detail or REFS_WORDS in self.detail
 
     def to_json(self) -> dict[str, Any]:

@@ -87,6 +87,11 @@ class IndexReader:
         return self._keys[hash_].generation
 
     def _whole(self, hash_: ChunkHash) -> Iterator[tuple[ChunkKey, bytes]]:
+        """Yield a generation of a chunk that can be read, if there is one.
+
+        The one that the database names first. If that is damaged or gone, any other will do: equal
+        names are equal bytes, and a check that stopped here would report all that is below as lost.
+        """
         if hash_ not in self._keys:
             self._ask([hash_])
         key = self._keys.get(hash_)

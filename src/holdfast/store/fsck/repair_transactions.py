@@ -115,6 +115,7 @@ class RepairTransactions:
         """Give a commit its row back; False if its name is taken, or what it needs is gone."""
 
         def restore(connection: Connection) -> bool:
+            # A name that has been given to another commit since is not taken away from it.
             named = select(func.count()).where(
                 (commit.c.id == restored.id)
                 | (commit.c.name == restored.name) & (commit.c.state != CommitState.DELETING.value)

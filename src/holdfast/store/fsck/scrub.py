@@ -131,6 +131,10 @@ class _ScrubRun:
                 yield from sorted(stored for stored in listed if stored.key > last)
 
     def _verify(self, name: str, size_bytes: int | None = None) -> None:
+        """Read a chunk and compare it; its whole object, because a damaged byte may be anywhere.
+
+        One that is gone by now was collected, and is no finding.
+        """
         key = ChunkKey.parse(name)
         found = verify(self._store.objects, key) if key else None
         if found is not None:
@@ -143,6 +147,7 @@ class _ScrubRun:
             self._stop.wait(wait_s)
 
     def _save(self, last: str) -> None:
+        """Note how far it came, in the database: a scrub of a bucket may be continued elsewhere."""
         words = json.dumps({"after": last, "damaged": list(self._damaged)[:REMEMBERED_MAX]})
 
         def save(connection: Connection) -> None:

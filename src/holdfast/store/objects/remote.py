@@ -77,6 +77,7 @@ class RemoteObjects:
         self._threads.shutdown(cancel_futures=True)
 
     def put(self, key: str, data: Sequence[Buffer]) -> None:
+        # Taken by the same bytes is no clash: it is our own first try, whose answer was lost.
         whole = joined(data)
         if not self._create(key, whole) and self.get(key) != whole:
             raise ObjectExists(key)

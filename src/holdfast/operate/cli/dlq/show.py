@@ -146,6 +146,7 @@ def list_command(
     queue = DeadLetterTarget.find(target, worker)
     selection = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     stores = [store] if store else STORES
+    # Each store has its letters by age already: merged, none of them is held.
     found = heapq.merge(
         *(queue.letters(one, selection) for one in stores), key=lambda letter: letter.filed_ns
     )
@@ -179,6 +180,8 @@ def show_command(
     if raw:
         sys.stdout.buffer.write(payload)
         return
+    # Judged anew, by the rules of today: they may have changed since, and then the letter can just
+    # be sent again.
     verdict = None
     if stored.letter.slot == SLOT:
         validator = queue.validator(level, stored.letter.origin)

@@ -1,4 +1,9 @@
-"""`holdfast files ls | cat | tags | diff | log | index show`: look at commits and their files."""
+"""`holdfast files ls | cat | tags | diff | log | index show`: look at commits and their files.
+
+A commit is pinned while it is looked at (`opened_commit`): it may be deleted meanwhile, and what is
+printed is still all of it. Lists are printed as they are found where that is possible, since a
+commit may hold millions of files; a list with a limit looks one further, to say that there is more.
+"""
 
 from __future__ import annotations
 
@@ -191,6 +196,7 @@ def _show_commits(title: str, commits: list[Commit], as_json: bool) -> None:
     if not commits:
         click.echo("there are none")
         return
+    # The same fields as in JSON, so that a table and a script cannot disagree.
     columns = ("name", "time", "layers", "entries", "bytes", "parent", "message")
     rows = [[commit_fields(commit)[column] for column in columns] for commit in commits]
     print_table(title, columns, rows)

@@ -1,4 +1,9 @@
-"""`holdfast quiver ledger | replay | drop-subscriber`: what became of what, and what is due."""
+"""`holdfast quiver ledger | replay | drop-subscriber`: what became of what, and what is due.
+
+Looking reads the files themselves, whether the quiver is open or not. Changing is different: only
+the owner may write its ledger, so a running one is asked over its control socket, and without one
+this process becomes the owner for a moment (quiver/tools/changes.py).
+"""
 
 from __future__ import annotations
 
@@ -96,6 +101,7 @@ def ledger_command(  # noqa: PLR0913, PLR0917  (its options)
     kinds = frozenset(Outcome[name.upper()] for name in outcomes) if outcomes else None
     wanted = LineFilter(subscriber, kinds, seq, as_ns(since), as_ns(until))
     found: Iterable[Line] = lines(seam.disk, inventory, wanted)
+    # The newest are at the end, behind all others; the lines are passed through, never held.
     if limit is not None:
         found = deque(found, maxlen=limit)
     if parquet is not None:
@@ -228,7 +234,11 @@ def drop_subscriber_command(
 
 
 def _ask(directory: PurePath, subscriber: str) -> None:
-    """Say what would be lost, and let a person decide."""
+    """Say what would be lost, and let a person decide.
+
+    A script must say so itself, with --yes: a question that nobody sees would be answered by
+    whatever is on its standard input.
+    """
     account = _account(directory, subscriber)
     pending = Totals(**account["pending"])
     if not sys.stdin.isatty():
