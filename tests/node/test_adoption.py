@@ -432,6 +432,53 @@ def test_scenario_08_scrub_finds_damage_and_a_sound_copy_replaces_it() -> None:
     assert not disk.list(aside.parent), "a sound copy came in its place"
 
 
+@pytest.mark.parametrize("bound", ["quarantine_max_parts", "quarantine_max_size"])
+def test_a_node_takes_nothing_new_while_too_much_is_damaged_but_sound_copies_of_that(
+    bound: str,
+) -> None:
+    disk, parts = SimulatedDisk(), some_parts()
+    node = open_node(disk, DataNodeSettings.model_validate({"min_free": 0, bound: 1}))
+    for one in parts[:3]:
+        hand_over(node, one)
+    replica = node._all_parts()[0].folder.parents[1]
+    for stored, one in zip(node._all_parts()[:2], parts, strict=False):
+        disk.overwrite(stored.folder / one.part.files[-1].name, 700, b"\x00\xff\x01")
+    assert node.refusal() == ""
+    assert len(node.scrub().damaged) == 2
+    told = node.statistics()
+    assert (told.damaged, told.is_writable) == (2, False)
+    assert told.damaged_bytes >= sum(one.part.size_bytes for one in parts[:2])
+    assert bound in node.refusal()
+    assert node.health().is_writable  # or nobody would offer what it lacks
+    assert offered(node, parts) == ["need", "need", "have", "busy"]
+    assert hand_over(node, parts[3]).kind is AnswerKind.BUSY
+    assert hand_over(node, parts[0]).kind is AnswerKind.ACK
+    # What is left may be looked at, and taken away by hand: nothing else removes it.
+    (aside,) = disk.list(replica / "quarantine")
+    assert (bound in node.refusal()) == (bound == "quarantine_max_size")
+    disk.rename(replica / "quarantine" / aside.name, replica / "away", "test")
+    node.sweep()
+    assert (node.statistics().damaged, node.statistics().damaged_bytes) == (0, 0)
+    assert offered(node, parts) == ["have", "need", "have", "need"]
+
+
+def test_scrub_finds_a_part_that_somebody_removed_behind_the_nodes_back() -> None:
+    disk, parts = SimulatedDisk(), some_parts()
+    node = open_node(disk)
+    for one in parts:
+        hand_over(node, one)
+    folder = node._all_parts()[1].folder
+    disk.rename(folder, folder.parents[1] / "away", "test")
+    assert offered(node, parts) == ["have"] * 4  # nobody looked yet
+    (found,) = node.scrub().damaged
+    assert (found.part, found.reason) == (parts[1].part.id, "its folder is gone")
+    assert offered(node, parts) == ["have", "need", "have", "have"]
+    node.sweep()
+    assert (node.statistics().damaged, node.scrub().damaged) == (1, ())
+    assert hand_over(node, parts[1]).kind is AnswerKind.ACK
+    assert node.statistics().damaged == 0
+
+
 def test_a_scrub_goes_on_behind_what_it_read() -> None:
     disk, parts = SimulatedDisk(), some_parts()
     others = some_parts(seed=5)

@@ -76,6 +76,7 @@ class NodeStatistics(NamedTuple):
     # Of offers and puts, by kind.
     answers_total: dict[str, int]
     damaged: int
+    damaged_bytes: int
     # How often a scrub came to the end of all parts.
     scrubs_total: int
     # Of the cold tier: what it put into its store, and how often it failed.
@@ -185,8 +186,13 @@ class DataNode:
         answer = (
             PartAnswer(part.id, AnswerKind.NEED) if replica is None else replica.answer(part.id)
         )
-        if answer.kind is AnswerKind.NEED and (reason := self._no_room(part.size_bytes)):
-            return PartAnswer(part.id, AnswerKind.BUSY, reason, FULL_RETRY_S)
+        if answer.kind is AnswerKind.NEED:
+            is_repaired = replica is not None and replica.is_damaged(part.id)
+            reason = self._no_room(part.size_bytes)
+            if not is_repaired:
+                reason = reason or self._too_damaged()
+            if reason:
+                return PartAnswer(part.id, AnswerKind.BUSY, reason, FULL_RETRY_S)
         return answer
 
     @contextmanager
@@ -304,7 +310,8 @@ class DataNode:
         following = None
         if whole != known_digest or page is not None:
             shown, following = page_of(holdings, page)
-        reason = self.refusal()
+        # While too much is damaged, senders go on to offer: sound copies of that are taken.
+        reason = self._no_room(0)
         return NodeHealth(
             self.node_id,
             self.boot_id,
@@ -343,9 +350,29 @@ class DataNode:
             return ""
         return f"{free_bytes} bytes are free, and {self.settings.min_free} are kept free (min_free)"
 
+    def _too_damaged(self) -> str:
+        """Say why nothing new is taken although there is room; empty if it is.
+
+        A disk that damages so much is not to be trusted with more; and nothing in quarantine is
+        removed before a sound copy came, because it may be the last.
+        """
+        replicas, most = self.replicas(), self.settings
+        parts = sum(one.damaged for one in replicas)
+        size_bytes = sum(one.damaged_bytes for one in replicas) if parts else 0
+        if parts > most.quarantine_max_parts:
+            bound = f"{most.quarantine_max_parts} (quarantine_max_parts)"
+        elif size_bytes > most.quarantine_max_size:
+            bound = f"{most.quarantine_max_size} bytes (quarantine_max_size)"
+        else:
+            return ""
+        return (
+            f"{parts} damaged parts of {size_bytes} bytes wait for sound copies, more than "
+            f"{bound}; repair them, or take them out of quarantine"
+        )
+
     def refusal(self) -> str:
-        """Say why nothing is taken now; empty if parts are."""
-        return self._no_room(0)
+        """Say why nothing new is taken now; empty if parts are."""
+        return self._no_room(0) or self._too_damaged()
 
     def findings(self) -> list[str]:
         """Return what was found wrong when the directory was opened."""
@@ -353,12 +380,12 @@ class DataNode:
 
     def statistics(self) -> NodeStatistics:
         """Return a picture of this moment."""
-        parts = self._all_parts()
+        parts, replicas, is_writable = self._all_parts(), self.replicas(), not self.refusal()
         with self._lock:
             return NodeStatistics(
                 self.node_id,
                 __version__,
-                not self.refusal(),
+                is_writable,
                 self.settings.min_free,
                 len(self._replicas),
                 len(parts),
@@ -368,7 +395,8 @@ class DataNode:
                 self._adopted_bytes,
                 self._removed,
                 {str(kind): count for kind, count in self._answers.items()},
-                sum(one.damaged for one in self._replicas.values()),
+                sum(one.damaged for one in replicas),
+                sum(one.damaged_bytes for one in replicas),
                 self._scrubbed,
                 self._cold.commits_total if self._cold else 0,
                 self._cold.parts_total if self._cold else 0,
@@ -383,6 +411,8 @@ class DataNode:
 
         With a cold tier, only what is in its store for good by then.
         """
+        for replica in self.replicas():
+            replica.look_at_quarantine()
         if self.settings.max_age is None and self.settings.max_size is None:
             return 0
         going = list(self._going(self._all_parts()))

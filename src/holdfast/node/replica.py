@@ -95,8 +95,9 @@ class Replica:
         # Held while `seen` is written and parts are removed: one at a time.
         self._writing = threading.Lock()
         self._parts: dict[PartId, AdoptedPart] = {}
-        # What is damaged of a part, in `quarantine` or still in `segments`.
-        self._damaged: dict[PartId, list[PurePath]] = {}
+        # What is damaged of a part, in `quarantine` or still in `segments`, and its bytes. Nothing
+        # is left of one whose folder was gone when it was looked for.
+        self._damaged: dict[PartId, dict[PurePath, int]] = {}
         self._stored = IntervalSet()
         self._coming = IntervalSet()
         self._stagings = 0
@@ -165,7 +166,14 @@ class Replica:
 
     def _note_damaged(self, folder: PurePath, name: names.SegmentName) -> None:
         part = PartId(self.quiver_id, name.first_seq, name.last_seq)
-        self._damaged.setdefault(part, []).append(folder)
+        self._damaged.setdefault(part, {})[folder] = self._bytes_in(folder)
+
+    def _bytes_in(self, folder: PurePath) -> int:
+        """Return what a damaged folder occupies, as far as the disk can say."""
+        try:
+            return self._disk.used_bytes(folder)
+        except OSError:
+            return 0
 
     def _open_part(self, folder: PurePath) -> None:
         try:
@@ -245,6 +253,16 @@ class Replica:
         """How many parts were found damaged, and are not replaced by a sound copy yet."""
         return len(self._damaged)
 
+    @property
+    def damaged_bytes(self) -> int:
+        """What is left of them on the disk."""
+        with self._lock:
+            return sum(sum(folders.values()) for folders in self._damaged.values())
+
+    def is_damaged(self, part: PartId) -> bool:
+        """Whether a sound copy of a part is waited for."""
+        return part in self._damaged
+
     def segments(self) -> list[Segment]:
         """Return the parts that are here as segments, to be read."""
         return [Segment(self._disk, one.folder, one.summary) for one in self.parts()]
@@ -291,9 +309,9 @@ class Replica:
         part = part_id(summary)
         if self._disk.exists(target):
             # Damaged, or it would be a part here.
+            size_bytes = self._bytes_in(target)
             with self._lock:
-                known = self._damaged.setdefault(part, [])
-                known += [target] if target not in known else []
+                self._damaged.setdefault(part, {}).setdefault(target, size_bytes)
             self._set_aside(part, target)
         self._disk.rename(staged, target, NodePoint.ADOPT_RENAME)
         try:
@@ -305,7 +323,7 @@ class Replica:
             raise
         self._add(target, summary)
         with self._writing, self._lock:  # a scrub may be moving it
-            damaged = self._damaged.pop(part, [])
+            damaged = self._damaged.pop(part, {})
         for folder in damaged:
             if folder != target:
                 self._unlink(folder)
@@ -387,17 +405,36 @@ class Replica:
         try:
             verify(self._disk, stored.folder)
         except (Damaged, BadInput, UnknownFormat) as error:
-            if not self._disk.exists(stored.folder):
-                return None  # removed while we looked
+            is_there = self._disk.exists(stored.folder)
+            size_bytes = self._bytes_in(stored.folder)
             with self._lock:
                 if self._parts.pop(part, None) is None:
-                    return None
-                self._damaged.setdefault(part, []).append(stored.folder)
+                    return None  # removed while we looked
+                self._damaged.setdefault(part, {})
+                if is_there:
+                    self._damaged[part][stored.folder] = size_bytes
                 self._stored.remove(part.first_seq, part.end_seq)
                 self.changes += 1
+            if not is_there:
+                log.error("part %s is gone: somebody removed its folder", part)
+                return DamagedPart(part, "its folder is gone", str(stored.folder))
             log.error("part %s is damaged: %s", part, error.message)
             return DamagedPart(part, error.message, self._try_to_set_aside(part, stored.folder))
         return None
+
+    def look_at_quarantine(self) -> None:
+        """Count no more what an operator took out of quarantine: nothing else removes it there."""
+        with self._writing:
+            with self._lock:
+                known = [(part, list(folders)) for part, folders in self._damaged.items()]
+            for part, folders in known:
+                gone = [one for one in folders if not self._disk.exists(one)]
+                with self._lock:
+                    left = self._damaged.get(part, {})
+                    for folder in gone:
+                        left.pop(folder, None)
+                    if gone and not left:
+                        self._damaged.pop(part, None)
 
     def set_aside_known(self) -> list[DamagedPart]:
         """Set aside what was found damaged at the start, or could not be moved when it was."""
@@ -429,7 +466,7 @@ class Replica:
         """
         with self._writing:
             with self._lock:
-                if folder not in self._damaged.get(part, []):
+                if folder not in self._damaged.get(part, {}):
                     return folder
             layout.make_folder(self._disk, self._quarantine)
             taken = {entry.name for entry in entries_of(self._disk, self._quarantine)}
@@ -437,8 +474,7 @@ class Replica:
             away = self._quarantine / next(name for name in numbered if name not in taken)
             self._disk.rename(folder, away, NodePoint.SCRUB_SET_ASIDE)
             with self._lock:
-                known = self._damaged[part]
-                known[known.index(folder)] = away
+                self._damaged[part][away] = self._damaged[part].pop(folder)
             for one in (self._quarantine, self._segments):
                 self._disk.sync_dir(one, NodePoint.SCRUB_SYNC_DIR)
             return away

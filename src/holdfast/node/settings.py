@@ -28,6 +28,10 @@ class DataNodeSettings(Settings):
     """
     cold_database: str | None = None
     """Its database, if the store is in a bucket."""
+    quarantine_max_size: SizeBytes = Field(default=4096 * MB, gt=0)
+    """Take nothing new in while damaged parts that no sound copy replaced have more bytes."""
+    quarantine_max_parts: int = Field(default=1000, ge=1)
+    """Nor while there are more of them. Sound copies of them are always taken."""
     sweep_interval: DurationS = Field(default=10.0, gt=0)
     """How often it looks for parts to remove."""
     clock_grace: DurationS = 3600.0

@@ -25,7 +25,8 @@ NODE_METRICS: tuple[Metric[NodeStatistics], ...] = (
     ),
     Metric(
         "data_node.writable", "gauge", "0 or 1",
-        "1 while the data node takes parts, 0 while its disk has less free than `--min-free`.",
+        "1 while the data node takes new parts, 0 while its disk has less free than `--min-free`, "
+        "or more is damaged than `--quarantine-max-size` and `--quarantine-max-parts` allow.",
         "0: its senders wait, and keep what is for it.", each(whole, "is_writable"),
     ),
     Metric(
@@ -56,6 +57,12 @@ NODE_METRICS: tuple[Metric[NodeStatistics], ...] = (
         "Parts that were found damaged, and that no sound copy replaced yet.",
         "Any: `holdfast handoff repair` fetches them from another node. Look after the disk.",
         each(whole, "damaged"),
+    ),
+    Metric(
+        "data_node.damaged_bytes", "gauge", "bytes",
+        "What is left of damaged parts, in quarantine.",
+        "Beyond `--quarantine-max-size` nothing new is taken until they are repaired.",
+        each(whole, "damaged_bytes"),
     ),
     Metric(
         "data_node.adopted_parts_total", "counter", "parts",

@@ -55,6 +55,10 @@ CALL_S = 600.0
 @click.option("--cold-database", help="Its database, if the store is in a bucket.")
 @click.option("--min-free", help="Take nothing while the disk has less free than this.")
 @click.option(
+    "--quarantine-max-size", help="Nor while damaged parts that were not replaced have more."
+)
+@click.option("--quarantine-max-parts", help="Nor while there are more of them than this.")
+@click.option(
     "--token-file",
     type=click.Path(dir_okay=False, path_type=Path),
     help="A file with the token that callers must send.",
@@ -213,7 +217,8 @@ def _settings(options: Mapping[str, Any]) -> DataNodeSettings:
     tls = {f"{name}_file": options[f"tls_{name}"] for name in ("cert", "key", "client_ca")}
     if any(tls.values()):
         flight["tls"] = {name: path for name, path in tls.items() if path}
-    names = ("max_age", "max_size", "min_free", "cold_store", "cold_database")
+    names = ["max_age", "max_size", "min_free", "cold_store", "cold_database"]
+    names += ["quarantine_max_size", "quarantine_max_parts"]
     bounds = {name: options[name] for name in names if options[name]}
     try:
         return DataNodeSettings.model_validate({"flight": flight, **bounds})
