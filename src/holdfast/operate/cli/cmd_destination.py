@@ -1,4 +1,8 @@
-"""`holdfast destination | tap`: the destinations of a running gateway, and what they are sent."""
+"""`holdfast destination | tap`: the destinations of a running gateway, and what they are sent.
+
+All of it is asked of the gateway, over the socket in its data directory: who may write there may
+operate it, and no port has to be opened, nor a token kept, for that.
+"""
 
 from __future__ import annotations
 
@@ -149,6 +153,8 @@ def tap_command(node: str, target: Target, limit: int | None, as_json: bool) -> 
 
     At most twenty per second are shown, and 4 kB of each. With --json, one line each.
     """
+    # The gateway samples only while somebody asks, and keeps a few events for the next question:
+    # a tap that is forgotten costs it nothing.
     after: Any = None
     shown = 0
     while limit is None or shown < limit:

@@ -1,4 +1,9 @@
-"""`holdfast explain`: from receipt to outcome, what became of a bundle, or of a whole run."""
+"""`holdfast explain`: from receipt to outcome, what became of a bundle, or of a whole run.
+
+"It never arrived" is a question about one event, and this is the answer to it: when it came in,
+where it is, and what each destination made of it. The ledger has the outcomes of bundles that were
+deleted long ago, so a number can be asked for when the event itself cannot be found any more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`holdfast gc`: collect what nothing refers to, once or always; look before, look after."""
+"""`holdfast gc`: collect what nothing refers to, once or always; look before, look after.
+
+Nothing here is needed for a store to be right: garbage costs room and no more. What decides whether
+a chunk may go is in the database, row by row, so several collectors may run, each in a shard of the
+hashes or all in one, and any of them may be killed.
+"""
 
 from __future__ import annotations
 
@@ -267,6 +272,8 @@ def _collector(
     from holdfast.store.gc.settings import GcSettings
     from holdfast.store.store import Store
 
+    # Only what was given: an option that is left out has the default of the settings, which is
+    # written down once.
     settings_of = {"grace": "orphan_grace_s"}
     given = {
         settings_of.get(name, name): value for name, value in limits.items() if value is not None

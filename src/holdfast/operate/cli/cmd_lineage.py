@@ -1,4 +1,8 @@
-"""`holdfast lineage`: look at OpenLineage events without sending them anywhere."""
+"""`holdfast lineage`: look at OpenLineage events without sending them anywhere.
+
+The rules are those of the receiver, so that what passes here is accepted there; thorough, as a dry
+run is, because nobody waits for an answer.
+"""
 
 from __future__ import annotations
 

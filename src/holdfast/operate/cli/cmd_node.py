@@ -1,4 +1,8 @@
-"""`holdfast node`: run a data node, or scrub one."""
+"""`holdfast node`: run a data node, or scrub one.
+
+A data node has flags and no file: it knows no graph, no senders and no other nodes, and a handful
+of bounds are all there is to set.
+"""
 
 from __future__ import annotations
 
@@ -93,6 +97,8 @@ def command(
             figures = functools.partial(_figures, node)
             held.enter_context(ProbeServer(node, http, figures))
         server = NodeServer(node, secrets)
+        # Handlers before the port: a signal that comes right after it is heard of must end it
+        # cleanly.
         form = "%(levelname)s %(message)s"
         logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=form)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,6 +115,8 @@ def _cold_tier(settings: DataNodeSettings) -> ColdTier | None:
         return None
     from holdfast.store.store import Store
 
+    # Opened for each hour that goes there, not held for weeks; and once now, because a store that
+    # is not there should stop a start and not be found by the first sweep.
     open_store = functools.partial(Store.open, url, database=settings.cold_database)
     open_store().close()
     return ColdTier(open_store)

@@ -1,4 +1,10 @@
-"""`holdfast store`: make a store, show its totals, check and repair it."""
+"""`holdfast store`: make a store, show its totals, check and repair it.
+
+There are three checks, by what they cost. `fsck` reads indexes and lists objects, and finds what is
+missing, left over or counted wrongly. `scrub` reads every byte and finds what has rotted. `rebuild`
+makes the database again from the objects, and is for stores that lost it. The first two change
+nothing unless they are told to repair.
+"""
 
 from __future__ import annotations
 

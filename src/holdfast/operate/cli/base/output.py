@@ -1,4 +1,9 @@
-"""How commands print: JSON when asked, tables on a terminal, plain text elsewhere."""
+"""How commands print: JSON when asked, tables on a terminal, plain text elsewhere.
+
+Results go to standard output and everything about the work itself to standard error, so that a pipe
+gets nothing but results. JSON has all fields and exact numbers; a table is for eyes, and rounds,
+shortens and groups.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +112,7 @@ def short_hash(hash_: bytes) -> str | None:
 
 
 def size(size_bytes: int) -> str:
-    """Return bytes as people write them."""
+    """Return bytes as people write them: in powers of 1024, as settings are."""
     amount = float(size_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1024:  # noqa: PLR2004

@@ -1,4 +1,7 @@
-"""How commands do long work: with a progress bar, at a limited rate, until a signal, on Spark."""
+"""How commands do long work: with a progress bar, at a limited rate, until a signal, on Spark.
+
+A bar is drawn on standard error and only on a terminal: in a log it would be a thousand lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`holdfast dataflow replay | redrive`: stored data or dead letters once more."""
+"""`holdfast dataflow replay | redrive`: stored data or dead letters once more.
+
+They are opposites. A replay computes everything again from what quivers still hold, into a folder
+of its own, and changes nothing. A redrive gives rows that failed another try within the pipeline
+itself: what comes of them goes to its sinks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`holdfast dataflow run | drain | test`: what starts Spark, and how its progress is shown."""
+"""`holdfast dataflow run | drain | test`: what starts Spark, and how its progress is shown.
+
+Spark takes seconds to start and its errors are long, so whatever can be refused without it is
+refused before. A pipeline that is run here and one beside a gateway are the same `PipelineRun`;
+only who restarts it differs, which is nobody here: a person looks on.
+"""
 
 from __future__ import annotations
 
@@ -239,6 +244,8 @@ def drain_command(
 
     A driver that runs it is asked to; without one it is done here.
     """
+    # Asked for first, by a file in its state directory: a running driver holds the lock, and only
+    # it knows what it has read.
     chosen = choose(config, name, state_dir)
     state = StateDir(chosen.places.state_dir)
     if state.ask_to_drain(close=close):
@@ -355,6 +362,10 @@ def exposed(listen: str | None, name: str, watched: WatchedPipelines) -> Iterato
 
 
 class _Server(ThreadingHTTPServer):
+    """Of the standard library: a driver has no event loop, and one page for one scraper needs none
+    of what receivers have.
+    """
+
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], name: str, watched: WatchedPipelines) -> None:

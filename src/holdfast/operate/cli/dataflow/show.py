@@ -1,4 +1,9 @@
-"""`holdfast dataflow validate | graph | explain | watermark`: no Spark is started."""
+"""`holdfast dataflow validate | graph | explain | watermark`: no Spark is started.
+
+What a pipeline becomes is decided without Spark: the plan says which vertices are one query, and
+why. So a file can be checked in a second, in CI, on a machine without Java; only `--spark` lets the
+SQL be parsed by Spark itself.
+"""
 
 from __future__ import annotations
 

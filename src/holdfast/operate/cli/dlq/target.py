@@ -217,7 +217,11 @@ def _address(status: dict[str, Any], letters: DeadLetterTarget, receiver: str) -
 
 
 def _post(url: str, payload: bytes) -> None:
-    """Submit an event over HTTP. If the connection breaks, it may be stored: the error says so."""
+    """Submit an event over HTTP. If the connection breaks, it may be stored: the error says so.
+
+    It is not tried again here: the letter is still there, and whether a second copy is harmless is
+    for a person to say.
+    """
     headers = {"Content-Type": "application/json"}
     token = os.environ.get(TOKEN_VARIABLE)
     if token:

@@ -1,4 +1,8 @@
-"""`holdfast files cp | rm | commit | compact`: make commits of other commits."""
+"""`holdfast files cp | rm | commit | compact`: make commits of other commits.
+
+Nothing is ever changed in place. Each makes one more layer, which says what differs, and a new
+commit that refers to it and to the layers before; content is not read, let alone copied.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`holdfast files put | get | import | export`: bring files and archives in, and take them out."""
+"""`holdfast files put | get | import | export`: bring files and archives in, and take them out.
+
+A backup that stops at the first odd file is none, and one that leaves files out in silence is
+worse. So `put` and `get` do what they can, name the rest on standard error, and end with 3. An
+archive is different: its maker had all of it, so what cannot be stored of it is refused.
+"""
 
 from __future__ import annotations
 
@@ -340,6 +345,8 @@ def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[s
     from holdfast.store.filesets import Commits, put_tree
 
     commits, parent = Commits(store), asked.parent
+    # The parent is open until the commit is made: unchanged files are taken over from it by
+    # reference, and must not be collected meanwhile.
     with opened_job(store, asked.name) as job, opened_parent(store, parent) as files:
         seen = commits.get(parent).seen if parent is not None else ()
         with status(f"storing {asked.source}"):

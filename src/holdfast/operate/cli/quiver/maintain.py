@@ -1,4 +1,9 @@
-"""`holdfast quiver fsck | scrub | backup | restore | salvage`: check a quiver, or copy it."""
+"""`holdfast quiver fsck | scrub | backup | restore | salvage`: check a quiver, or copy it.
+
+None of them writes into the quiver that is named, so they may be run beside its owner and on a disk
+that is failing. What has to be repaired is made anew elsewhere: `salvage` reads what is sound into
+a new quiver, under a new id, because positions in the old one can no longer be trusted.
+"""
 
 from __future__ import annotations
 

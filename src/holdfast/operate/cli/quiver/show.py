@@ -1,4 +1,8 @@
-"""`holdfast quiver ls | show | cat | metrics`: look into a data directory."""
+"""`holdfast quiver ls | show | cat | metrics`: look into a data directory.
+
+The files are read as they are, beside a running owner or without one; nothing is locked. What an
+owner removes while it is looked at is told from damage, because only damage is worth an alarm.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +56,7 @@ def list_command(directory: PurePath, as_json: bool) -> None:
     if as_json:
         print_json({**_inventory_fields(inventory), "owner": owner, "subscribers": accounts})
         return
+    # Also of a quiver whose FORMAT cannot be read: then this is all that somebody has to go by.
     identity = inventory.identity
     whose = f"owned by process {owner['process']}" if owner else "no process has it open"
     click.echo(f"quiver {identity.quiver_id if identity else '(FORMAT is damaged)'}, {whose}")
