@@ -48,6 +48,14 @@ def test_the_summary_counts_what_the_segment_holds() -> None:
     assert summary.producers["r"].watermark_ns == -7
 
 
+def test_the_signal_of_a_slot_is_named_only_where_its_extractor_says_so() -> None:
+    assert b'"signal"' not in encoded()
+    first, *others = sample().files
+    named = replace(sample(), files=(replace(first, signal="traces"), *others))
+    assert manifest.decode(manifest.encode(named)) == named
+    assert manifest.encode(named).count(b'"signal":"traces"') == manifest.COPIES
+
+
 def test_a_person_can_read_it() -> None:
     first, *_ = encoded().decode().splitlines()
     assert json.loads(first)["producers"]["pröducer"]["epoch"] == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ from tests.support.disk import GatedDisk
 from holdfast.errors import BadInput, DiskFull, StorageFailed
 from holdfast.quiver import AckLevel, Quiver, Statistics
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.statistics import FORMER_NAMES
+from holdfast.quiver.statistics import FORMER_NAMES, SignalStatistics
 from holdfast.seam.faulty import Fault, FaultKind
 
 
@@ -65,6 +67,28 @@ def test_appends_bundles_events_and_bytes_are_counted(machine: Machine) -> None:
     assert (statistics.next_seq, statistics.synced_seq) == (5, 4)
     assert statistics.writer.groups == statistics.writer.syncs == 4
     assert statistics.writer.payload_bytes == seal(quiver).summary.payload_bytes
+
+
+def test_segments_are_counted_by_the_signal_that_extractors_say(machine: Machine) -> None:
+    class Reader:
+        def __init__(self, signal: str) -> None:
+            self.signal = signal
+
+        def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+            return pa.record_batch(
+                {"event_time": pa.nulls(rows.num_rows, pa.timestamp("us", "UTC"))}
+            )
+
+    extractors = {"a": Reader("traces"), "b": Reader("traces"), "c": Reader("")}
+    quiver = machine.start(replace(quiet(), extractors=extractors))
+    for slot in ("a", "b", "c", "d", "a"):
+        quiver.append_raw([b"x", b"y"], slot=slot)
+    files = seal(quiver).summary.files
+    size_bytes = sum(file.size_bytes for file in files if file.slot in "ab")
+    assert quiver.statistics().signals == {"traces": SignalStatistics(6, size_bytes)}
+    assert {file.slot: file.signal for file in files} == {
+        "a": "traces", "b": "traces", "c": "", "d": "",
+    }  # fmt: skip
 
 
 def test_counters_are_found_by_their_former_names_too(machine: Machine) -> None:

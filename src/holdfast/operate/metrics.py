@@ -17,7 +17,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from holdfast.quiver.keep.retention import REASONS
 from holdfast.quiver.ledger.subscriber import Outcome
-from holdfast.quiver.statistics import Statistics, SubscriberStatistics
+from holdfast.quiver.statistics import SignalStatistics, Statistics, SubscriberStatistics
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,6 +80,11 @@ def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
     # no increase.
     for reason in REASONS:
         yield {"reason": reason}, statistics.retention.evictions.get(reason, 0)
+
+
+def _signals(statistics: Statistics) -> Iterator[tuple[Labels, SignalStatistics]]:
+    for signal, figures in statistics.signals.items():
+        yield {"signal": signal}, figures
 
 
 def _info(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
@@ -271,6 +276,16 @@ METRICS: tuple[Metric[Statistics], ...] = (
     Metric(
         "quiver.segment.events", "gauge", "events",
         "Events in the segments on disk.", "As above, in events.", each(whole, "segment_events"),
+    ),
+    Metric(
+        "quiver.segment.signal_events", "gauge", "events",
+        "Events in the segments on disk, by signal; a request of telemetry is one.",
+        "Which signal the backlog is made of.", each(_signals, "events"), ("signal",),
+    ),
+    Metric(
+        "quiver.segment.signal_bytes", "gauge", "bytes",
+        "Size of their data files, by signal.", "As above, in bytes.",
+        each(_signals, "size_bytes"), ("signal",),
     ),
     Metric(
         "quiver.segment.seals_total", "counter", "segments",

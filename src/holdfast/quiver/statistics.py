@@ -7,8 +7,8 @@ outcomes, pending of a subscriber) is taken together, under the ledger's lock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +19,7 @@ from holdfast.quiver.keep.retention import RetentionCounters
 from holdfast.quiver.ledger.subscriber import LOSSES, Subscriber
 from holdfast.quiver.log.sealer import SealCounters
 from holdfast.quiver.log.writer_state import WriterCounters
+from holdfast.quiver.segments.segment import Segment
 
 # Where attributes are that `Statistics` had itself before its counters were nested.
 FORMER_NAMES = {
@@ -85,6 +86,14 @@ class SubscriberStatistics(NamedTuple):
 _LOSSES = tuple(one.name.lower() for one in sorted(LOSSES))
 
 
+class SignalStatistics(NamedTuple):
+    """What the segments on disk hold of one signal."""
+
+    events: int
+    # Of its data files.
+    size_bytes: int
+
+
 @dataclass(frozen=True)
 class Statistics:
     """A moment's picture of one quiver. Totals count since it was opened."""
@@ -133,6 +142,8 @@ class Statistics:
     # Its number where several quivers share a root, and whether it is only drained there (cores).
     core_id: int = 0
     adopted: bool = False
+    # By signal, of segments whose manifests name it.
+    signals: Mapping[str, SignalStatistics] = field(default_factory=dict)
 
     @property
     def cap_fraction(self) -> float:
@@ -192,7 +203,16 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         last_seal_error=engine.sealer.last_error,
         last_keeper_error=engine.keeper.last_error,
         subscribers=_subscribers(engine),
+        signals=_signals(segments),
     )
+
+
+def _signals(segments: Iterable[Segment]) -> dict[str, SignalStatistics]:
+    found: dict[str, SignalStatistics] = {}
+    for file in (file for segment in segments for file in segment.summary.files if file.signal):
+        events, size_bytes = found.get(file.signal, (0, 0))
+        found[file.signal] = SignalStatistics(events + file.rows, size_bytes + file.size_bytes)
+    return found
 
 
 def _subscribers(engine: Engine) -> tuple[SubscriberStatistics, ...]:

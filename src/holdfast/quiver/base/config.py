@@ -61,7 +61,11 @@ def check_level(level: AckLevel) -> AckLevel:
 
 
 class Extractor(Protocol):
-    """Reads event time and keys out of a slot's rows."""
+    """Reads event time and keys out of a slot's rows.
+
+    It may have an attribute `signal`, a text: what the content of the slot means. It stands in the
+    manifests of segments, and statistics are told by it.
+    """
 
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return as many rows, with `event_time` (timestamp, may be null) and any key columns.

@@ -300,7 +300,8 @@ class SegmentBuilder:
             path = building / names.data_file(len(files), made.group.slot or OPAQUE)
             _note_places(places, made.group, len(files))
             compression = self._config.segment.compression
-            files.append(write_data_file(self._disk, path, made, compression))
+            written = write_data_file(self._disk, path, made, compression)
+            files.append(replace(written, signal=self._signal_of(made.group)))
             clamped.append(made.clamped_us if made.items is None else made.items.times_us)
         table = _bundle_table(bundles, places)
         write_file(self._disk, building / names.BUNDLES, [table], "seal.bundles")
@@ -309,6 +310,12 @@ class SegmentBuilder:
         encoded = manifest.encode(summary)
         write_file(self._disk, building / names.MANIFEST, [encoded], "seal.manifest")
         return summary
+
+    def _signal_of(self, group: Group) -> str:
+        """Return what the extractor of a slot says that its content means."""
+        if group.kind == OPAQUE:
+            return ""
+        return getattr(self._config.extractors.get(group.slot), "signal", "")
 
     def _summarize(
         self,

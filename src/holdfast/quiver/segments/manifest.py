@@ -67,6 +67,8 @@ class FileSummary:
     schema: str = ""
     # Of the dictionaries: what is between the schema and the first batch. Empty if there are none.
     dictionary_checksum: str = ""
+    # What the slot's content means, if its extractor says so. Not written if that is empty.
+    signal: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,15 @@ class NewerManifest(Exception):
 def encode(summary: Summary) -> bytes:
     """Return the manifest's bytes."""
     # Not by `asdict`, which copies all of it: a segment has hundreds of blocks.
-    line = json.dumps(summary, default=vars, separators=(",", ":"), ensure_ascii=False).encode()
-    return in_copies(line)
+    line = json.dumps(summary, default=_written, separators=(",", ":"), ensure_ascii=False)
+    return in_copies(line.encode())
+
+
+def _written(record: Any) -> dict[str, Any]:
+    values: dict[str, Any] = vars(record)
+    if values.get("signal") == "":
+        return {name: value for name, value in values.items() if name != "signal"}
+    return values
 
 
 def in_copies(line: bytes) -> bytes:

@@ -212,6 +212,9 @@ _MICROSECOND = timedelta(microseconds=1)
 class OpenLineageExtractor:
     """Reads `event_time`, `run_id` and `job` (`namespace/name`); null where there is none."""
 
+    # As it stands in manifests and statistics.
+    signal = "openlineage"
+
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return one row for each payload; one that cannot be read costs only its own row."""
         found = list(_read(rows.column("payload")))

@@ -46,6 +46,11 @@ class OtlpExtractor:
 
     kind: OtlpKind
 
+    @property
+    def signal(self) -> str:
+        """What requests of this kind are called in manifests and statistics."""
+        return self.kind.value
+
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return one row for each request."""
         # One after the other: memory that the last one had is faster than new memory.
