@@ -43,7 +43,7 @@ def target_of(address: str, tls: ssl.SSLContext | None = None, **more: Any) -> G
         "user_agent": "test",
         **more,
     }
-    return GrpcTarget(host, int(port), tls, **options)
+    return GrpcTarget(host, int(port), None if tls is None else lambda: tls, **options)
 
 
 @contextlib.asynccontextmanager

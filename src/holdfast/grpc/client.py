@@ -16,7 +16,7 @@ import errno
 import math
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from holdfast.bodies import TooMuch, Undecodable
@@ -82,8 +82,9 @@ class GrpcTarget:
 
     host: str
     port: int
-    # None: no TLS.
-    tls: ssl.SSLContext | None
+    # What gives the context of the next connection; connections of an older one take no more
+    # calls. None: no TLS.
+    tls: Callable[[], ssl.SSLContext] | None
     connect_timeout_s: float
     max_response_bytes: int
     user_agent: str
@@ -111,8 +112,14 @@ class _ClientConnection:
 
     http2: Http2
 
-    def __init__(self, target: GrpcTarget, connections: set[_ClientConnection]) -> None:
+    def __init__(
+        self,
+        target: GrpcTarget,
+        connections: set[_ClientConnection],
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._target = target
+        self.tls = tls
         # All of its client, until they are lost.
         self._connections = connections
         self._loop = asyncio.get_running_loop()
@@ -257,13 +264,18 @@ class _ClientConnection:
         )
         self._finish(stream_id, failure)
 
+    def retire(self) -> None:
+        """Take no more calls; those under way are finished."""
+        self.takes_calls = False
+        self._wake()
+        if not self.calls:
+            self.http2.end()
+
     def peer_leaves(self, last_stream_id: int, code: int) -> None:
         self.takes_calls = False
         for stream_id in [one for one in self.calls if one > last_stream_id]:
             self._finish(stream_id, _unavailable_call("the server left before it saw the call"))
-        self._wake()
-        if not self.calls:
-            self.http2.end()
+        self.retire()
 
     def pinged_back(self) -> None:
         """Nothing: no ping is sent."""
@@ -380,8 +392,11 @@ class GrpcClient:
                     # server must not open a hundred connections.
                     async with self._connecting:
                         connection = self._connection
+                        tls = None if self._target.tls is None else self._target.tls()
+                        if connection is not None and connection.tls is not tls:
+                            connection.retire()
                         if connection is None or not connection.takes_calls:
-                            connection = self._connection = await self._connect()
+                            connection = self._connection = await self._connect(tls)
                     await connection.until_room()
                     if connection.takes_calls and connection.http2.is_open:
                         return connection
@@ -389,14 +404,14 @@ class GrpcClient:
         except TimeoutError:
             raise _late() from None
 
-    async def _connect(self) -> _ClientConnection:
+    async def _connect(self, tls: ssl.SSLContext | None) -> _ClientConnection:
         target = self._target
-        side = _ClientConnection(target, self._connections)
+        side = _ClientConnection(target, self._connections, tls)
         side.http2 = Http2(side, self._settings, self._clock, is_client=True)
         try:
             async with asyncio.timeout(target.connect_timeout_s):
                 transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: side.http2, target.host, target.port, ssl=target.tls
+                    lambda: side.http2, target.host, target.port, ssl=tls
                 )
         except TimeoutError:
             raise ConnectTimedOut(errno.ETIMEDOUT, "no connection in time") from None

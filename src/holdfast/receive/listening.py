@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from pydantic import AfterValidator
 
 from holdfast.errors import BadConfig
 from holdfast.settings import LocalPath, Secret, Settings
+from holdfast.watched_files import WatchedFiles
 
 PORT_MAX = 65535
 # After the time to drain: for connections that are cut to be gone, and for what they ran to end.
@@ -136,25 +136,20 @@ class RotatingTls:
         self._base_dir = base_dir
         self._protocols = protocols
         names = (tls.cert_file, tls.key_file, tls.client_ca_file)
-        self._paths = [base_dir / name for name in names if name is not None]
-        self._seen = self._look()
+        self._files = WatchedFiles(base_dir / name for name in names if name is not None)
         self.context = self._newest = self._load()
         self.context.sni_callback = self._choose
 
     def refresh(self) -> None:
         """Look whether the files have changed; what cannot be read changes nothing."""
-        seen = self._look()
-        if seen == self._seen:
+        if not self._files.have_changed():
             return
-        # Before they are read: files that cannot be read are reported once, not with every look,
-        # and are tried again when they change.
-        self._seen = seen
         try:
             self._newest = self._load()
         except BadConfig as error:
             log.warning("the certificates are not changed: %s", error)
         else:
-            log.info("certificates were read again: %s", self._paths[0])
+            log.info("certificates were read again: %s", self._files.paths[0])
 
     def _load(self) -> ssl.SSLContext:
         context = server_context(self._tls, self._base_dir)
@@ -162,25 +157,10 @@ class RotatingTls:
             context.set_alpn_protocols(list(self._protocols))
         return context
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        """Return what tells one state of the files from another."""
-        return [_stamp(path) for path in self._paths]
-
     def _choose(
         self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, _: ssl.SSLContext
     ) -> None:
         connection.context = self._newest
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """The inode, too: certificates are usually replaced by a rename, which may keep size and even
-    time.
-    """
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 class ListeningPort:

@@ -21,14 +21,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from pydantic import ValidationError
 from tests.deliver.exporters.backend import Backend, answer
-from tests.deliver.exporters.certificates import Certificates
+from tests.deliver.exporters.certificates import Certificates, make_certificates
 from tests.deliver.exporters.sending import context, event, send
 from tests.grpc.harness import served
 from tests.patience import PATIENCE_S
 from tests.support.collector import Collector
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
-from holdfast.deliver.exporters import otlp
+from holdfast.deliver.exporters import http_client, otlp
 from holdfast.deliver.exporters.otlp_transport import failure_of_call
 from holdfast.grpc.status import CallFailed, StatusCode, trailers_of
 from holdfast.receive.listening import ListenerTls
@@ -326,6 +326,57 @@ def test_certificates_are_checked_on_both_sides(certificates: Certificates, tmp_
     assert codes[0] == ("auth", "tls")
     assert codes[1][0] in ("auth", "transient")
     assert codes[2] == ("transient", "UNIMPLEMENTED")
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_certificates_that_are_replaced_are_used_without_a_restart(
+    certificates: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
+) -> None:
+    monkeypatch.setattr(http_client, "LOOK_AGAIN_S", 0.0)
+    others, ours = tmp_path / "others", tmp_path / "ours"
+    others.mkdir()
+    ours.mkdir()
+    foreign = make_certificates(others)
+    names = {"ca_file": "ca", "cert_file": "client", "key_file": "client_key"}
+    settings = {key: str(ours / name) for key, name in names.items()}
+
+    def put(which: Certificates, *only: str) -> None:
+        for name in only or names.values():
+            (ours / "new").write_bytes(getattr(which, name).read_bytes())
+            (ours / "new").rename(ours / name)
+
+    async def use(url: str) -> list[str]:
+        made = exporter(url, protocol=protocol, tls=settings)
+        await made.start()
+        codes = []
+        try:
+            # Foreign ones; then ours, of which the key is late; then foreign ones again, beside an
+            # open connection.
+            for which, only in (
+                (foreign, ()),
+                (certificates, ("ca", "client")),
+                (certificates, ("client_key",)),
+                (foreign, ()),
+            ):
+                put(which, *only)
+                failed = (await made.send([unit(1, traces("a"))])).failed
+                codes.append(failed[0].code if failed else "taken")
+            return codes
+        finally:
+            await made.close()
+
+    put(foreign)
+    if protocol == "http":
+        with Backend(tls=certificates.server_context(mutual=True)) as backend:
+            codes = asyncio.run(use(backend.url))
+    else:
+        pem = str(certificates.server)
+        tls = ListenerTls(cert_file=pem, key_file=pem, client_ca_file=str(certificates.ca))
+        with served(tmp_path, tls=tls) as server:
+            codes = asyncio.run(use(f"https://{server.address}"))
+    # Over gRPC it is let in, and there is no such method.
+    taken = "taken" if protocol == "http" else "UNIMPLEMENTED"
+    assert codes == ["tls", "tls", taken, "tls"]
 
 
 # HTTP.

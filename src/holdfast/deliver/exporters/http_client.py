@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import logging
 import math
 import socket
 import ssl
@@ -27,6 +28,7 @@ from holdfast.deliver.exporter import ExporterContext
 from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception, is_success
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes
+from holdfast.watched_files import WatchedFiles
 
 # How long the rest of an answer may take that nobody reads.
 UNNEEDED_BODY_S = 1.0
@@ -34,6 +36,9 @@ UNNEEDED_BODY_S = 1.0
 # After such an answer a connection is not used again: behind a balancer it may lead to a replica
 # that fails, and the next one to another.
 FAILED_STATUS = 500
+
+# How often certificates are looked at.
+LOOK_AGAIN_S = 1.0
 
 # Smaller bodies are handed over whole.
 WHOLE_BODY_BYTES = 512 * 1024
@@ -62,6 +67,8 @@ def _checked_path(value: str) -> str:
 CheckedUrl = Annotated[str, AfterValidator(_checked_url)]
 # What is added to an address; empty if the address has all of it.
 EndpointPath = Annotated[str, AfterValidator(_checked_path)]
+
+log = logging.getLogger("holdfast.deliver")
 
 
 class ClientTls(Settings):
@@ -124,7 +131,7 @@ class HttpClientSettings(FileSettings):
     """How much of an answer is read."""
 
     tls: ClientTls = ClientTls()
-    """Certificates for https."""
+    """Certificates for https; files that are replaced are read again, without a restart."""
 
     proxy: ProxySettings | None = None
     """An HTTP proxy; those of the environment are not used."""
@@ -167,7 +174,7 @@ class HttpClient:
         self._settings = settings
         # At once, so that a certificate that cannot be read is an error of the configuration, with
         # its path, and not a failed connection hours later.
-        self._ssl = client_context(settings.tls, context)
+        self._certificates = ClientCertificates(settings.tls, context)
         # Waiting for a free connection is not a slow connect, so it happens before the clocks run.
         self._free = asyncio.Semaphore(settings.max_connections)
         self._session: aiohttp.ClientSession | None = None
@@ -176,9 +183,7 @@ class HttpClient:
         """Get ready; connects to nobody yet."""
         limit = self._settings.max_connections
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=limit, ssl=self._ssl, socket_factory=self._impatient_socket
-            ),
+            connector=aiohttp.TCPConnector(limit=limit, socket_factory=self._impatient_socket),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(
@@ -251,6 +256,8 @@ class HttpClient:
                 data=io.BytesIO(body) if len(body) > WHOLE_BODY_BYTES else body,
                 headers=headers,
                 allow_redirects=False,
+                # Connections that were made with other certificates are not used again.
+                ssl=self._certificates.current() if url.scheme == "https" else True,
                 proxy=URL(proxy.url) if proxy else None,
                 proxy_headers=to_proxy,
             )
@@ -284,10 +291,48 @@ def basic_authorization(username: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{username}:{password}".encode()).decode("ascii")
 
 
-def client_context(settings: ClientTls, context: ExporterContext) -> ssl.SSLContext | bool:
-    """Return the TLS context of a client; True: the usual one, with the system's authorities."""
-    if settings.ca_file is None and settings.cert_file is None:
-        return True
+class ClientCertificates:
+    """The TLS of a client, which follows its files: new connections use what is in them now."""
+
+    def __init__(
+        self, settings: ClientTls, context: ExporterContext, protocols: tuple[str, ...] = ()
+    ) -> None:
+        """Read the files, or raise `BadConfig`. `protocols` are offered by ALPN."""
+        self._settings = settings
+        self._context = context
+        self._protocols = protocols
+        names = (settings.ca_file, settings.cert_file, settings.key_file)
+        self._files = WatchedFiles(context.base_dir / name for name in names if name is not None)
+        self._clock = context.seam.clock
+        self._looked_s = self._clock.monotonic_s()
+        # The system's authorities alone are read when they are needed: most addresses are plain.
+        self._newest = self._load() if self._files.paths else None
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for the next connection; another one if the files have changed."""
+        if self._newest is None:
+            self._newest = self._load()
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s < LOOK_AGAIN_S:
+            return self._newest
+        self._looked_s = now_s
+        if self._files.have_changed():
+            try:
+                self._newest = self._load()
+            except BadConfig as error:
+                log.warning("%s: certificates are not changed: %s", self._context.name, error)
+            else:
+                log.info("%s: certificates were read again", self._context.name)
+        return self._newest
+
+    def _load(self) -> ssl.SSLContext:
+        tls = _client_context(self._settings, self._context)
+        if self._protocols:
+            tls.set_alpn_protocols(list(self._protocols))
+        return tls
+
+
+def _client_context(settings: ClientTls, context: ExporterContext) -> ssl.SSLContext:
     tls = ssl.create_default_context()
     if settings.ca_file is not None:
         path = context.base_dir / settings.ca_file

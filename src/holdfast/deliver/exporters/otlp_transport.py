@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -37,7 +36,11 @@ from holdfast.deliver.exporters.classify import (
     is_success,
     parse_retry_after_s,
 )
-from holdfast.deliver.exporters.http_client import HttpClient, HttpClientSettings, client_context
+from holdfast.deliver.exporters.http_client import (
+    ClientCertificates,
+    HttpClient,
+    HttpClientSettings,
+)
 from holdfast.grpc.client import GrpcClient, GrpcTarget
 from holdfast.grpc.messages import packed
 from holdfast.grpc.status import CallFailed, StatusCode
@@ -79,9 +82,7 @@ class GrpcTransport:
         self._client: GrpcClient | None = None
         tls = None
         if url.scheme == "https":
-            made = client_context(settings.tls, context)
-            tls = made if isinstance(made, ssl.SSLContext) else ssl.create_default_context()
-            tls.set_alpn_protocols(["h2"])
+            tls = ClientCertificates(settings.tls, context, ("h2",)).current
         assert url.host is not None, "BUG: an address without a host"
         self._target = GrpcTarget(
             host=url.host,
