@@ -94,6 +94,7 @@ class Counting:
         if time.monotonic() < self._looked_s + LOOK_EVERY_S:
             return
         self._looked_s = time.monotonic()
+        # From /metrics, as anybody's monitoring would: the demo knows no more than its users.
         figures = self._figures()
         states = [line for line, value in figures.items() if "run_state" in line and value == 1]
         view.state = states[0].partition('state="')[2].partition('"')[0] if states else "starting"
@@ -196,7 +197,8 @@ class Keeping:
 
         with Store.open(self._url) as store:
             collector, commits = Collector(store.references, store.objects), Commits(store)
-            collector.collect()  # what kills have left is nobody's
+            # First of all: what kills have left is nobody's, and would be counted as reclaimed.
+            collector.collect()
             before = _held(store)
             self._store_journals(store)
             added = tuple(new - old for new, old in zip(_held(store), before, strict=True))

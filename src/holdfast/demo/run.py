@@ -114,7 +114,11 @@ class DemoReport:
 
 
 class GrowingJournal:
-    """The names in one file of a process that is still writing it."""
+    """The names in one file of a process that is still writing it.
+
+    Processes tell of themselves by files alone: a file survives the kill of its writer, and what is
+    in it was true before the kill.
+    """
 
     def __init__(self, directory: Path, pattern: str) -> None:
         self._directory, self._pattern = directory, pattern
@@ -160,7 +164,10 @@ class DemoRun:
         self._keeping = Keeping(directory) if can_keep() else None
 
     def run(self) -> DemoReport:
-        """Take all steps, and compare."""
+        """Take all steps, and compare.
+
+        The clients never stop sending. Whoever dies, dies under load, and comes back to a backlog.
+        """
         try:
             self._begin()
             self._wait_for_spark("Spark starts, too")

@@ -176,6 +176,11 @@ class Replica:
             return 0
 
     def _open_part(self, folder: PurePath) -> None:
+        """Serve a folder that is what its manifest says; leave everything else where it is.
+
+        Nothing that is odd is removed at a start. An operator may have put it there, and a folder
+        that is left alone costs disk and no more.
+        """
         try:
             summary = read_manifest(self._disk, folder)
         except (Damaged, BadInput, UnknownFormat) as error:
@@ -221,6 +226,12 @@ class Replica:
             return self._answer(part)
 
     def _answer(self, part: PartId) -> PartAnswer:
+        """Answer by ranges of seqs, not by names of parts.
+
+        A sender that lost its segments and recovered them may cut the same seqs differently. Then
+        part of a range is here and part is not, and adopting it would put rows here twice: that is
+        a conflict, which only a person can decide.
+        """
         first, end = part.first_seq, part.end_seq
         if self._stored.covers(first, end):
             return PartAnswer(part, AnswerKind.HAVE)
@@ -358,6 +369,8 @@ class Replica:
             return sum(one.size_bytes for one in going)
 
     def _remove_doomed(self) -> None:
+        # Renamed first, and the renames synced: unlinked in place, a crash would leave a folder
+        # with some of its files, which looks like damage.
         while self._doomed:
             folder = self._doomed[0]
             away = self._staging / f"{folder.name}.removed"
@@ -513,6 +526,7 @@ class Incoming:
         self._finish_file()
         if self._file != len(self.part.files) - 1:
             raise self._torn(f"it ended after {self._file + 1} files")
+        # What is on this disk now, read back: what was meant to be written proves nothing.
         summary = verify(self._disk, self._folder)
         if (part_id(summary), names.segment_dir(summary.name)) != (
             self.part.id,

@@ -172,6 +172,8 @@ class BoundedConnection(HttpToolsProtocol):
     # ------------------------------------------------------------ the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        # Told so, and not left in the kernel's queue: a client that waits there learns nothing and
+        # cannot go elsewhere.
         if len(self.connections) >= self._settings.max_connections:
             self._refuse(transport)
             return
@@ -220,6 +222,8 @@ class BoundedConnection(HttpToolsProtocol):
         return True
 
     def pause_writing(self) -> None:
+        # The client reads more slowly than it is answered. Its answers stay in memory until then,
+        # so it has this long, whatever else it does.
         self._write_deadline_s = self.loop.time() + self._settings.send_timeout_s
         super().pause_writing()
 
@@ -295,7 +299,11 @@ class BoundedConnection(HttpToolsProtocol):
     # ------------------------------------------------------------------ answers
 
     def on_response_complete(self) -> None:
-        """Go on with what was sent ahead, or wait for what comes, until a deadline."""
+        """Go on with what was sent ahead, or wait for what comes, until a deadline.
+
+        In place of uvicorn's, which sets a timer for every answer, and has no bound for a body that
+        still comes after it was refused.
+        """
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._deadline_s = self.loop.time() + self._settings.send_timeout_s

@@ -49,6 +49,8 @@ class CorsApp:
         if not origin:
             await self._app(scope, receive, send)
             return
+        # The very origin and never `*`, and `Vary` also where it is not allowed: a cache between us
+        # must not give one page the answer to another.
         allow: HttpHeaders = (_VARY,)
         if self._is_allowed(origin):
             allow = (

@@ -239,12 +239,14 @@ class HttpApp:
                 "send it again",
                 headers=((b"connection", b"close"),),
             )
+        # One walk for all of them: this is done for every request.
         authorization = content_type = content_encoding = b""
         announced_bytes = 0
         for name, value in headers:
             if name == b"content-type":
                 content_type = value
             elif name == b"content-length":
+                # Cut to what is too large anyway: a header may hold sixty thousand digits.
                 digits = value[: _LENGTH_DIGITS_MAX + 1]
                 announced_bytes = int(digits) if value.isdigit() else 0
             elif name == b"content-encoding":
@@ -319,7 +321,10 @@ class HttpApp:
         about: tuple[int, bytes, int],
         outcome: Receipt | BaseException,
     ) -> Response:
-        """Count and answer a request of the fast path, once its append has an outcome."""
+        """Count and answer a request of the fast path, once its append has an outcome.
+
+        Called also if the client is gone: what was stored is accepted, whoever hears of it.
+        """
         admitted.leave()
         size_bytes, content_type, began_ns = about
         if isinstance(outcome, Receipt):

@@ -1,4 +1,8 @@
-"""The OpenAPI document of the OpenLineage endpoints: every path, every answer."""
+"""The OpenAPI document of the OpenLineage endpoints: every path, every answer.
+
+Made from the same table of reasons as the answers themselves (`STATUS_OF`), so that a status cannot
+be given that is not in it. Tests send what the document allows, and what it does not.
+"""
 
 from __future__ import annotations
 

@@ -71,6 +71,8 @@ def check_here(kind: OtlpKind, body: bytes, *, is_json: bool) -> CheckedRequest:
 
 def _in_child(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any], bytes], ChildAnswer]:
     """Return what the child answers with."""
+    # A bound that the kernel holds: protobuf takes memory outside of what Python could count. The
+    # child may die of it and is started again; the gateway around it does not notice.
     memory_bytes = settings["memory"]
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
 

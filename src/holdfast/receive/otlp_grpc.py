@@ -1,4 +1,8 @@
-"""OTLP over gRPC: one call, `Export`, for each signal."""
+"""OTLP over gRPC: one call, `Export`, for each signal.
+
+Nothing is answered with a partial success: a request is stored as a whole or not at all. A client
+does not repeat what was left out of a partial success, so that would be a way to lose data.
+"""
 
 from __future__ import annotations
 

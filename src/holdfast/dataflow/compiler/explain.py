@@ -176,7 +176,11 @@ def as_svg(plan: Plan) -> str:
 
 
 def _placed(plan: Plan) -> dict[str, _Box]:
-    """Return where each vertex stands: queries below each other, columns by distance."""
+    """Return where each vertex stands: queries below each other, columns by distance.
+
+    A column is the longest way from a source, over all queries, so that every arrow leads to the
+    right, also those between queries.
+    """
     columns: dict[str, int] = {}
     for name in plan.pipeline.ordered():
         before = [columns[edge.vertex] for edge in plan.pipeline.into(name)]

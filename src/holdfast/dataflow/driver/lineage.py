@@ -118,7 +118,11 @@ def lineage_sender(
 
 
 class RunReporter:
-    """Sends the events of one run of a pipeline."""
+    """Sends the events of one run of a pipeline.
+
+    A run is from one start of the queries to their end: a restart after a failure is another run of
+    the same job, as OpenLineage has it.
+    """
 
     def __init__(
         self,
@@ -232,7 +236,11 @@ def _target(sink: TargetSettings, places: Places) -> LineageFields | None:
 
 
 def _quiver(name: str, places: Places) -> LineageFields:
-    """Return a quiver as a dataset: by its name in the file, its address, or its directory."""
+    """Return a quiver as a dataset: by its name in the file, its address, or its directory.
+
+    The name must be the same for whoever writes it and whoever reads it, or two pipelines in a row
+    would have no edge between them.
+    """
     if name in places.quivers:
         return {"namespace": "holdfast", "name": name}
     if "://" in name:
