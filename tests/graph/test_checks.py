@@ -101,8 +101,8 @@ OUT = "out: {kind: exporter, type: memory}"
                "config: {retention: {size_cap: 100MB}}}",
                "out: {kind: exporter, type: memory, delivery: {order: key}}",
                head="workers: 2\n"),
-         [("4:83 error retention.size_cap_bytes divided by 2 cores is 52428800, less than four "
-          "segments (67108864 bytes)")]),
+         [("4:83 error the size cap divided by 2 cores is 52428800 bytes, less than four segments "
+          "(67108864 bytes)")]),
         (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_size: 1MB}}"),
          ["4:66 error retention_size is less than a segment (16777216 bytes)"]),
         (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_size: 1TB}}"),

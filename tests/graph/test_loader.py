@@ -110,8 +110,8 @@ def test_a_good_file_is_loaded_without_a_word(tmp_path: Path) -> None:
         (10, "    to: [out]\n    config: {segment: {target_size: 512MB}}",
          "11:23 error segment: segment.target_size_bytes must be between 1 MB and 256 MB", ""),
         (10, "    to: [out]\n    config: {retention: {size_cap: 1MB}}",
-         ("11:13 error retention.size_cap_bytes is 1048576, less than four segments "
-         "(67108864 bytes); raise the cap, or lower segment.target_size_bytes (down to 1 MB)"),
+         ("11:13 error the size cap is 1048576 bytes, less than four segments "
+         "(67108864 bytes); raise the cap, or make segments smaller (1 MB is the least)"),
          ""),
         (10, "    to: [out]\n    config: {retention: {size_cap_policy: panic}}",
          ("11:43 error retention.size_cap_policy: input should be 'backpressure' or "

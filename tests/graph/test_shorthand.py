@@ -78,7 +78,7 @@ def test_keys_of_the_file_and_flags_mean_the_same_as_the_long_form(tmp_path: Pat
         ("handoff_store_max_size_mb: 0\n", "",
          "1:28 error handoff_store_max_size_mb: input should be greater than 0"),
         ("handoff_store_max_size_mb: 8\n", "",
-         "4:9 error retention.size_cap_bytes is 8388608, less than four segments (67108864 bytes)"),
+         "4:9 error the size cap is 8388608 bytes, less than four segments (67108864 bytes)"),
         ("data_node_list: h:1\n", "  more: {kind: processor, type: quiver, to: [out]}\n",
          "1:1 error data_node_list: there are 2 quivers"),
         ("data_node_list: h:1\n", "  c: {kind: exporter, type: nodes, config: {nodes: ['h:2']}}\n",

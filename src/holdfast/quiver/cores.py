@@ -69,9 +69,9 @@ def check_count(count: int, config: QuiverConfig) -> None:
     share, smallest = config.retention.size_cap_bytes // count, 4 * config.segment.target_size_bytes
     if share < smallest:
         raise BadInput(
-            f"retention.size_cap_bytes divided by {count} cores is {share}, less than four "
-            f"segments ({smallest} bytes)",
-            hint="raise the cap, lower segment.target_size_bytes (to 1 MB), or use fewer cores",
+            f"the size cap divided by {count} cores is {share} bytes, less than four segments "
+            f"({smallest} bytes)",
+            hint="raise the cap, make segments smaller (1 MB is the least), or use fewer cores",
         )
 
 

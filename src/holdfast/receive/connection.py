@@ -59,7 +59,7 @@ _COMPLAINTS = {
     Reason.HEADER_TOO_LARGE: refusal(
         Reason.HEADER_TOO_LARGE,
         "the request's headers are too large",
-        "send fewer or smaller headers, or raise connections.max_header_bytes",
+        "send fewer or smaller headers, or raise connections.max_header_size",
     ),
     Reason.BUSY: refusal(
         Reason.BUSY, "too many connections are open", "reuse connections, or try again later"

@@ -408,9 +408,9 @@ def check_caps(config: QuiverConfig) -> None:
     smallest = 4 * config.segment.target_size_bytes
     if config.retention.size_cap_bytes < smallest:
         raise BadInput(
-            f"retention.size_cap_bytes is {config.retention.size_cap_bytes}, less than four "
-            f"segments ({smallest} bytes)",
-            hint="raise the cap, or lower segment.target_size_bytes (down to 1 MB)",
+            f"the size cap is {config.retention.size_cap_bytes} bytes, less than four segments "
+            f"({smallest} bytes)",
+            hint="raise the cap, or make segments smaller (1 MB is the least)",
         )
 
 
