@@ -99,6 +99,21 @@ def test_damage_to_both_copies_is_never_read_as_another_summary(one: int, two: i
     assert found == sample()
 
 
+def test_a_large_manifest_is_read_whole_and_its_second_copy_counts() -> None:
+    summary = sample()
+    (file, *others) = summary.files
+    large = replace(summary, files=(replace(file, batches=file.batches * 1000), *others))
+    data = bytearray(manifest.encode(large))
+    assert len(data) > 2 * manifest._USUAL_BYTES
+    data[0] ^= 1
+    with Machine() as machine:
+        machine.disk.make_dir(SEGMENTS.parent, "test")
+        machine.disk.make_dir(SEGMENTS, "test")
+        machine.disk.put(SEGMENTS / "manifest", bytes(data))
+        assert manifest.read(machine.disk, SEGMENTS) == large
+        assert manifest.content(machine.disk, SEGMENTS / "manifest", 70_000) == data[:70_000]
+
+
 def test_a_newer_version_is_told_from_damage() -> None:
     with pytest.raises(NewerManifest, match="version 3"):
         manifest.decode(manifest.encode(replace(sample(), version=3)))

@@ -14,6 +14,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -74,14 +75,19 @@ def checked_id(quiver_id: str, first_seq: int, last_seq: int) -> PartId:
 
 def require_quiver_id(text: str) -> None:
     """Raise `BadInput` unless this is an id as quivers have them: it becomes a folder's name."""
-    try:
-        is_id = str(uuid.UUID(text)) == text
-    except ValueError:
-        is_id = False
-    if not is_id:
+    if not _is_quiver_id(text):
         raise BadInput(
             f"{text!r} is not the id of a quiver", hint="it is a UUID, in lower case, with dashes"
         )
+
+
+@lru_cache(maxsize=1024)
+def _is_quiver_id(text: str) -> bool:
+    """Whether it is an id; kept, because the same few are asked about for every part."""
+    try:
+        return str(uuid.UUID(text)) == text
+    except ValueError:
+        return False
 
 
 class PartFile(NamedTuple):

@@ -22,7 +22,7 @@ from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS, unreadable
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.replica.part import FILES_MAX, SLICE_BYTES, checked_id, part_id
-from holdfast.seam.disk import Disk, read_pages
+from holdfast.seam.disk import Disk
 
 # A manifest has a few hundred bytes for each record batch of 256 kB.
 MANIFEST_BYTES_MAX = 64 << 20
@@ -36,7 +36,7 @@ def read_manifest(disk: Disk, folder: PurePath) -> Summary:
     """
     path = folder / names.MANIFEST
     try:
-        data = bytes(read_pages(disk, path, MANIFEST_BYTES_MAX).view)
+        data = manifest.content(disk, path, MANIFEST_BYTES_MAX)
     except OSError as error:
         if error.errno not in DAMAGE_ERRORS:
             raise unreadable(path, error) from error
@@ -80,8 +80,8 @@ def _require_possible(path: PurePath, summary: Summary) -> None:
             and len({file.name for file in summary.files}) == len(summary.files)
             and all(_is_possible(file) for file in summary.files)
             and summary.size_bytes >= sum(file.size_bytes for file in summary.files)
-            and summary.name.segment_seq >= 0
-            and names.parse_segment_dir(names.segment_dir(summary.name)) == summary.name
+            and all(type(number) is int and number >= 0 for number in summary.name)
+            and summary.segment_seq < names.SEGMENT_SEQ_END
         )
     except (TypeError, ValueError, AttributeError, BadInput) as error:
         raise _impossible(path, "a field is missing or of the wrong kind") from error

@@ -44,6 +44,9 @@ MEMBERS = "MEMBERS"
 MANIFEST = "manifest"
 BUNDLES = "bundles.arrow"
 
+# A segment's number has 16 digits in its name.
+SEGMENT_SEQ_END = 10**16
+
 SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _WAL_PATTERN = re.compile(r"(\d{16,})\.wal")
 _LEDGER_PATTERN = re.compile(r"(\d{16,})\.log")

@@ -118,9 +118,11 @@ def pack_schema(message: memoryview) -> str:
 class DataFile:
     """One data file. Safe to use from many threads."""
 
-    def __init__(self, disk: Disk, path: PurePath, summary: FileSummary) -> None:
+    def __init__(
+        self, disk: Disk, path: PurePath, summary: FileSummary, cache: BatchCache | None = None
+    ) -> None:
         self.summary = summary
-        self.cache = BatchCache()
+        self.cache = cache or BatchCache()
         self._disk = disk
         self._path = path
         self._lock = threading.Lock()

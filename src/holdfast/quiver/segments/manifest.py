@@ -27,6 +27,10 @@ READABLE_VERSIONS = (1, VERSION)
 # What a disk loses at once; the copies share none of these.
 _SECTOR_BYTES = 4096
 COPIES = 2
+# What is read of a file at first.
+_USUAL_BYTES = 64 << 10
+# In hexadecimal digits, as it stands behind the line.
+_CHECKSUM_BYTES = 16
 
 # The kinds of data files: rows of one schema, raw events, and what could not be stored as either.
 ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
@@ -150,7 +154,7 @@ def in_copies(line: bytes) -> bytes:
 def decode(data: bytes) -> Summary:
     """Return the summary from whichever copy is sound."""
     for line in sound_lines(data):
-        values = json.loads(line)
+        values = json.loads(line.decode())
         if values["version"] not in READABLE_VERSIONS:
             raise NewerManifest(f"segment version {values['version']}")
         return _summary(values)
@@ -159,7 +163,18 @@ def decode(data: bytes) -> Summary:
 
 def read(disk: Disk, segment: PurePath) -> Summary:
     """Return the summary of a segment; a copy that the disk cannot read is a damaged one."""
-    return decode(bytes(read_pages(disk, segment / MANIFEST).view))
+    return decode(content(disk, segment / MANIFEST))
+
+
+def content(disk: Disk, path: PurePath, limit_bytes: int | None = None) -> bytes:
+    """Return the bytes of a manifest, or its beginning, with zeros for what cannot be read.
+
+    By one call, as long as it is no larger than most are: a start does this very often.
+    """
+    pages = read_pages(disk, path, _USUAL_BYTES)
+    if len(pages.view) == _USUAL_BYTES:
+        pages = read_pages(disk, path, limit_bytes)
+    return bytes(pages.view)
 
 
 def cut_copy(disk: Disk, segment: PurePath, at: str, sync_at: str) -> int:
@@ -186,6 +201,11 @@ def sound_copies(data: bytes) -> int:
 
 def sound_lines(data: bytes) -> Iterator[bytes]:
     """Yield what of `in_copies` is sound; the same line once or more."""
+    # As it was written. Looking for the ends of both copies takes longer than all the rest, and a
+    # start reads very many of these.
+    end = data.find(b"\n")
+    if _matches(data[: max(0, end)], data[end + 1 : end + 1 + _CHECKSUM_BYTES]):
+        yield data[:end]
     # The copies have equal length: damaged newlines in one must not hide the other. If the file was
     # cut short or grew, the middle is elsewhere: then any line that the next one proves will do.
     yield from (line for line, checksum in _halves(data) if _matches(line, checksum))
@@ -215,7 +235,9 @@ def _summary(values: dict[str, Any]) -> Summary:
 def _record(kind: type[_Record], values: dict[str, Any]) -> _Record:
     """Return a record; what a later program added without a new version is passed over."""
     known = _NAMES[kind]
-    return kind(**{name: value for name, value in values.items() if name in known})
+    if not values.keys() <= known:
+        values = {name: value for name, value in values.items() if name in known}
+    return kind(**values)
 
 
 # Looked up once, not for each of very many segments.

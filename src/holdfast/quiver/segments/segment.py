@@ -141,7 +141,21 @@ class Segment:
         # Whether the bundle table was damaged, and is made from the rows.
         self.table_is_rebuilt = False
         self._disk = disk
-        self.files = tuple(DataFile(disk, path / file.name, file) for file in summary.files)
+        self._cache: BatchCache | None = None
+
+    @cached_property
+    def files(self) -> tuple[DataFile, ...]:
+        """Its data files; made when first asked for, because a start asks for none of them."""
+        return tuple(
+            DataFile(self._disk, self.path / file.name, file, self._cache)
+            for file in self.summary.files
+        )
+
+    def share(self, cache: BatchCache) -> None:
+        """Keep what is read of it in a memory that others use, too."""
+        self._cache = cache
+        for file in self.__dict__.get("files", ()):  # those that were asked for already
+            file.cache = cache
 
     def mapped(self) -> Segment:
         """Return the same segment, whose rows point into maps of its files (see `Disk.map`)."""
@@ -269,13 +283,17 @@ def _damaged_table(path: PurePath) -> Damaged:
 class Catalog:
     """All sealed segments. Readers take snapshots; recovery, sealer and retention change it.
 
-    A change makes a new tuple and never touches the old one. So a snapshot costs nothing, needs no
-    lock, and two snapshots that are the same object are the same set: caches compare them by `is`.
+    After a change the next snapshot is a new tuple, and the old one is never touched. So two that
+    are the same object are the same set: caches compare them by `is`. It is made only when somebody
+    looks, and once: a start adds 100,000 segments, and a tuple for each would copy them all as
+    often.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._segments: tuple[Segment, ...] = ()
+        self._segments: list[Segment] = []
+        # None: something changed since the last look.
+        self._snapshot: tuple[Segment, ...] | None = ()
         self._next_segment_seq = 1
         # What all segments occupy on disk.
         self.size_bytes = 0
@@ -283,24 +301,29 @@ class Catalog:
 
     def snapshot(self) -> tuple[Segment, ...]:
         """Return all segments, oldest seq first."""
-        return self._segments
+        found = self._snapshot
+        if found is None:
+            with self._lock:
+                found = self._snapshot = self._snapshot or tuple(self._segments)
+        return found
 
     def add(self, segment: Segment) -> None:
         """Make a durable segment visible; what is read of all of them shares one memory."""
-        for file in segment.files:
-            file.cache = self._cache
+        segment.share(self._cache)
         with self._lock:
-            place = bisect.bisect_right(
-                self._segments, segment.summary.first_seq, key=lambda s: s.summary.first_seq
-            )
-            self._segments = (*self._segments[:place], segment, *self._segments[place:])
+            if self._segments and segment.summary.first_seq < _first_seq_of(self._segments[-1]):
+                bisect.insort_right(self._segments, segment, key=_first_seq_of)
+            else:
+                self._segments.append(segment)  # as nearly always
+            self._snapshot = None
             self._next_segment_seq = max(self._next_segment_seq, segment.summary.segment_seq + 1)
             self.size_bytes += segment.disk_bytes
 
     def remove(self, segment: Segment) -> None:
         """Make a segment invisible that is about to go."""
         with self._lock:
-            self._segments = tuple(s for s in self._segments if s is not segment)
+            self._segments = [s for s in self._segments if s is not segment]
+            self._snapshot = None
             self.size_bytes -= segment.disk_bytes
 
     def reserve(self, segment_seq: int) -> None:
@@ -316,10 +339,10 @@ class Catalog:
 
     def find(self, seq: int) -> Segment | None:
         """Return the segment whose range holds `seq`."""
-        segments = self._segments
+        segments = self.snapshot()
         if not segments or seq > segments[-1].summary.last_seq:
             return None  # as for nearly every bundle that recovery asks about
-        place = bisect.bisect_right(segments, seq, key=lambda s: s.summary.first_seq) - 1
+        place = bisect.bisect_right(segments, seq, key=_first_seq_of) - 1
         if place >= 0 and segments[place].summary.last_seq >= seq:
             return segments[place]
         return None
@@ -327,6 +350,10 @@ class Catalog:
     def covers(self, seq: int) -> bool:
         """Whether the bundle with this seq, if it was ever accepted, is in a segment."""
         return self.find(seq) is not None
+
+
+def _first_seq_of(segment: Segment) -> int:
+    return segment.summary.first_seq
 
 
 class Choice(NamedTuple):
