@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from itertools import islice
+from queue import Queue
 from typing import Any, Self
 
 import pyarrow as pa
@@ -20,7 +21,6 @@ from pyarrow import flight
 from holdfast.errors import BadConfig, BadInput, HoldfastError, OwnerGone
 from holdfast.node import layout
 from holdfast.node.data_node import DataNode
-from holdfast.node.replica import Incoming
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.remote.reader import (
     GATE,
@@ -49,6 +49,10 @@ from holdfast.replica.part import Part, Slice
 from holdfast.seam import Seam
 
 _KEY_BYTES = 32
+# Of one put: parts that are stored at the same time, and slices (of 1 MiB) of each that wait to be
+# written. So much memory it takes at most.
+PARTS_AT_ONCE = 4
+SLICES_WAITING_MAX = 4
 
 log = logging.getLogger("holdfast.node")
 
@@ -131,8 +135,7 @@ class NodeService(flight.FlightServerBase):  # type: ignore[misc]
             for one in refused:
                 answer(one)
             return
-        with ExitStack() as open_parts:
-            receiver = _PutReceiver(self._node, parts, answer, open_parts)
+        with PutReceiver(self._node, parts, answer) as receiver:
             for place, piece in pieces:
                 receiver.take(place, piece)
             receiver.finish()
@@ -228,71 +231,138 @@ def answers_by(writer: flight.FlightMetadataWriter) -> Callable[[PartAnswer], No
     return answer
 
 
-class _PutReceiver:
-    """One put: parts come one after the other, and the slices of a refused one are passed over."""
+class PutReceiver:
+    """One put: parts come one after the other, and the next is written while others are synced.
+
+    A disk syncs several files in hardly more time than one, and a sender that waits for each sync
+    leaves the network idle. Answers are given in the order of the parts all the same.
+    """
 
     def __init__(
-        self,
-        node: DataNode,
-        parts: list[Part],
-        answer: Callable[[PartAnswer], None],
-        open_parts: ExitStack,
+        self, node: DataNode, parts: list[Part], answer: Callable[[PartAnswer], None]
     ) -> None:
         self._node = node
         self._parts = parts
         self._answer = answer
-        self._open_parts = open_parts
         self._place = -1
-        self._incoming: Incoming | None = None
+        # Those that are not settled yet; of the last one slices still come.
+        self._intakes: deque[_PartIntake] = deque()
 
     def take(self, place: int, piece: Slice) -> None:
-        """Write a slice. The first one of the next part settles the part before it.
+        """Hand a slice over. The first one of the next part ends the part before it.
 
-        So each part is durable and answered before the next one takes room, and a call that breaks
-        costs the part that was under way and no other.
+        So a call that breaks costs the part that was under way and no other.
         """
         if place == self._place + 1 and place < len(self._parts):
-            self._settle()
             self._begin(place)
-        if place != self._place:
+        if place != self._place or not self._intakes:
             raise BadInput(
                 f"a slice of part {place} came where part {self._place} is sent",
                 hint="send parts one after the other, in the order of the descriptor",
             )
-        # Answered already: it is here, or was refused. Its slices have to be taken off the stream
-        # all the same, because the next part comes behind them.
-        if self._incoming is None:
-            return
-        try:
-            self._incoming.write(piece)
-        except (HoldfastError, OSError) as error:
-            self._end(self._node.fail(self._incoming, error))
+        self._intakes[-1].take(piece)
+
+    def _begin(self, place: int) -> None:
+        self._place = place
+        if self._intakes:
+            self._intakes[-1].end(is_whole=True)
+        while len(self._intakes) >= PARTS_AT_ONCE:
+            self._intakes.popleft().wait()
+        before = self._intakes[-1] if self._intakes else None
+        self._intakes.append(_PartIntake(self._node, self._parts[place], self._answer, before))
 
     def finish(self) -> None:
-        """Settle the last part. A stream that ended before is no answer: it is offered again."""
+        """Settle the last parts. A stream that ended before is no answer: offer them again."""
         if self._place != len(self._parts) - 1:
             raise BadInput(
                 f"the put ended after {self._place + 1} parts of {len(self._parts)}",
                 hint="offer the others again",
             )
-        self._settle()
+        if self._intakes:
+            self._intakes[-1].end(is_whole=True)
+        while self._intakes:
+            self._intakes.popleft().wait()
 
-    def _begin(self, place: int) -> None:
-        self._place = place
-        incoming = self._open_parts.enter_context(self._node.receiving(self._parts[place]))
-        if isinstance(incoming, PartAnswer):
-            self._end(incoming)
-        else:
-            self._incoming = incoming
+    def __enter__(self) -> Self:
+        return self
 
-    def _settle(self) -> None:
-        if self._incoming is not None:
-            self._end(self._node.commit(self._incoming))
+    def __exit__(self, *exception: object) -> None:
+        """After a failure: give up what came in part, and let what came whole be stored."""
+        if self._intakes:
+            self._intakes[-1].end(is_whole=False)
+        for one in self._intakes:
+            one.join()
 
-    def _end(self, answer: PartAnswer) -> None:
-        self._incoming = None
-        self._open_parts.close()  # what is staged is removed, and the range is free again
-        self._answer(answer)
+
+class _PartIntake:
+    """One part of a put. Its slices go to a thread of its own, which stores it, and answers."""
+
+    def __init__(
+        self,
+        node: DataNode,
+        part: Part,
+        answer: Callable[[PartAnswer], None],
+        before: _PartIntake | None,
+    ) -> None:
+        """`before` is the part that is answered before this one."""
+        self._node = node
+        self._part = part
+        self._answer = answer
+        self._before = before
+        self._arrived: Queue[Slice | None] = Queue(SLICES_WAITING_MAX)
+        self._is_ended = self._is_whole = False
+        self._failure: BaseException | None = None
+        # A daemon: a sender that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="node-part", daemon=True)
+        self._thread.start()
+
+    def take(self, piece: Slice) -> None:
+        """Hand over a slice; waits while too many of them are not written yet."""
+        self._arrived.put(piece)
+
+    def end(self, *, is_whole: bool) -> None:
+        """No more slices come: these are all of them, or it is given up. The first call counts."""
+        if not self._is_ended:
+            self._is_ended, self._is_whole = True, is_whole
+            self._arrived.put(None)
+
+    def join(self) -> None:
+        """Wait until nothing is done any more."""
+        self._thread.join()
+
+    def wait(self) -> None:
+        """Wait until it is settled; raise what kept it from being answered."""
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        pieces = iter(self._arrived.get, None)
+        try:
+            answer = self._stored(pieces)
+            for _ in pieces:
+                pass  # of a part that is refused
+            if self._before is not None:
+                self._before.join()
+                self._before = None
+            if answer is not None:
+                self._answer(answer)
+        except BaseException as error:
+            self._failure = error
+            for _ in pieces:
+                pass
+
+    def _stored(self, pieces: Iterator[Slice]) -> PartAnswer | None:
+        """Take a part in; return the answer for it, None if it did not come whole."""
+        with self._node.receiving(self._part) as incoming:
+            if isinstance(incoming, PartAnswer):
+                return incoming
+            try:
+                for piece in pieces:
+                    incoming.write(piece)
+            except (HoldfastError, OSError) as error:
+                return self._node.fail(incoming, error)
+            return self._node.commit(incoming) if self._is_whole else None
 
 
 def _batches(pieces: Iterator[Slice]) -> Iterator[pa.RecordBatch]:
