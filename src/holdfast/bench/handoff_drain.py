@@ -8,6 +8,12 @@ so is the slow start of a node that comes back: it is a pause on purpose.
 The order of what is compared changes from round to round, and the disk is synced before each: what
 one leaves to be written must not be the next one's time. Each ratio has a control beside it, the
 denominator against itself, which is how far apart two equal things are on this machine.
+
+Adopting is compared with appending in three ways. All begin with the rows on the sender's disk,
+and end when they are sealed and synced elsewhere. *append*: bundle by bundle, as the sender had
+accepted them, and sealed where its parts end, so that the same parts are there. *transactions*: the
+same, and the bundles of a part in one call. *bulk*: in transactions of about a quantum, sealed
+once: that is the least there is to sync, and leaves one large segment instead of the parts.
 """
 
 from __future__ import annotations
@@ -17,9 +23,11 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -35,6 +43,7 @@ from holdfast.handoff.monitor import MonitorSettings
 from holdfast.handoff.scheduler import SchedulerSettings
 from holdfast.handoff.sender import Handoff, HandoffSettings
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
+from holdfast.quiver.segments.segment import Segment
 from holdfast.remote import ClientSettings, RemoteQuiver
 from holdfast.replica.flight import FlightTransport
 from holdfast.replica.part import part_of
@@ -49,6 +58,7 @@ PERMITS = 2
 PATIENCE_S = 600.0
 # About a quantum of 8 MiB.
 BUNDLES_AT_ONCE = 90
+SHARING = 3
 POLL_S = 0.005
 _CONFIG = QuiverConfig(
     segment=SegmentConfig(target_size_bytes=256 * MB, max_open_duration_s=600.0),
@@ -171,7 +181,7 @@ class DrainBench:
         scheduler = SchedulerSettings(
             permits=PERMITS, quantum_bytes=quantum_bytes, slow_start_bytes_s=AT_ONCE
         )
-        with self._nodes(3) as nodes, self._sender(nodes, scheduler) as handoff:
+        with self._nodes(SHARING) as nodes, self._sender(nodes, scheduler) as handoff:
             os.sync()
             for worker in handoff.workers.values():
                 worker.reader.resume()
@@ -181,8 +191,47 @@ class DrainBench:
                     return [one.counters.sent_bytes for one in handoff.workers.values()]
 
             _wait(lambda: max(sent()) >= self.size_bytes, "a backlog is not drained")
-            bytes_by_node = sent()
-        return max(bytes_by_node) / max(1, min(bytes_by_node))
+            return _share_ratio(sent())
+
+    def unscheduled_ratio(self, sink: Peer) -> float:
+        """Return the same of three that send at once, and that nobody makes take turns."""
+        sent = [0] * SHARING
+        quantum_bytes = self.size_bytes // self.scale.fairness_quanta
+        first_done = threading.Event()
+
+        def send(place: int) -> None:
+            with contextlib.closing(self._to(sink)) as transport:
+                for quantum in self._quanta(quantum_bytes):
+                    if first_done.is_set():
+                        return
+                    transport.send("", quantum)
+                    sent[place] += sum(one.part.size_bytes for one in quantum)
+            first_done.set()
+
+        os.sync()
+        threads = [threading.Thread(target=send, args=(place,)) for place in range(SHARING)]
+        for one in threads:
+            one.start()
+        first_done.wait(PATIENCE_S)
+        bytes_by_sender = list(sent)
+        for one in threads:
+            one.join()
+        return _share_ratio(bytes_by_sender)
+
+    def _to(self, sink: Peer) -> FlightTransport:
+        return FlightTransport(sink.location, put_patience_s=PATIENCE_S)
+
+    def _quanta(self, quantum_bytes: int) -> Iterator[list[OutgoingPart]]:
+        """Yield the parts as a worker sends them."""
+        quantum: list[OutgoingPart] = []
+        for one in self.parts:
+            size_bytes = sum(sent.part.size_bytes for sent in quantum) + one.part.size_bytes
+            is_full = size_bytes > quantum_bytes or len(quantum) == SchedulerSettings().parts_max
+            if quantum and is_full:
+                yield quantum
+                quantum = []
+            quantum.append(one)
+        yield quantum
 
     def to_sink(self, sink: Peer) -> float:
         """Send the same bytes with the same calls to somebody who only writes them.
@@ -190,43 +239,56 @@ class DrainBench:
         It is the most that Flight and this disk can do together. What is missing to it is the price
         of checking a part, of adopting it exactly once, and of the ledger.
         """
-        settings = SchedulerSettings()
-        with contextlib.closing(FlightTransport(sink.location)) as transport:
+        with contextlib.closing(self._to(sink)) as transport:
             os.sync()
             began_s = time.perf_counter()
-            quantum: list[OutgoingPart] = []
-            for one in self.parts:
-                quantum.append(one)
-                if (
-                    sum(sent.part.size_bytes for sent in quantum) >= settings.quantum_bytes
-                    or len(quantum) == settings.parts_max
-                ):
-                    transport.send("", quantum)
-                    quantum = []
-            if quantum:
+            for quantum in self._quanta(SchedulerSettings().quantum_bytes):
                 transport.send("", quantum)
             return time.perf_counter() - began_s
 
-    def append(self, peer: Peer, at_once: int = 1) -> float:
-        """Append the same rows to a quiver elsewhere, until they are sealed there.
-
-        One bundle after the other, as they were accepted, or so many in a transaction: that is
-        faster, but all of them are one append then, and their bundles have no producer any more.
-        """
-        with RemoteQuiver.open(peer.location, QUIVER) as remote:
-            os.sync()
-            began_s = time.perf_counter()
-            batches: list[pa.RecordBatch] = []
+    def append(self, peer: Peer) -> float:
+        """Append the same rows to a quiver elsewhere, bundle by bundle; the same parts result."""
+        with self._appending(peer) as (remote, began_s):
             for segment in self._quiver.segments():
-                for bundle in segment.bundles():
-                    batches += bundle.slots.values()
-                    if len(batches) >= at_once:
-                        remote.append_all(batches)
-                        batches = []
-            if batches:
-                remote.append_all(batches)
-            peer.seal()
+                for batch in _batches_of(segment):
+                    remote.append_all([batch])
+                remote.flush()
             return time.perf_counter() - began_s
+
+    def append_parts(self, peer: Peer) -> float:
+        """Append them part by part, each in a transaction: all of it is one append then."""
+        with self._appending(peer) as (remote, began_s):
+            for segment in self._quiver.segments():
+                remote.append_all(list(_batches_of(segment)))
+                remote.flush()
+            return time.perf_counter() - began_s
+
+    def append_in_bulk(self, peer: Peer) -> float:
+        """Append them in large transactions, and seal all of them as one segment."""
+        with self._appending(peer) as (remote, began_s):
+            batches = chain.from_iterable(map(_batches_of, self._quiver.segments()))
+            while some := list(islice(batches, BUNDLES_AT_ONCE)):
+                remote.append_all(some)
+            remote.flush()
+            return time.perf_counter() - began_s
+
+    @contextlib.contextmanager
+    def _appending(self, peer: Peer) -> Iterator[tuple[RemoteQuiver, float]]:
+        """Connect, and start the clock."""
+        patient = ClientSettings(timeout=PATIENCE_S)
+        with RemoteQuiver.open(peer.location, QUIVER, patient) as remote:
+            os.sync()
+            yield remote, time.perf_counter()
+
+
+def _batches_of(segment: Segment) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a part, read from the disk, a batch for each bundle."""
+    for bundle in segment.bundles():
+        yield from bundle.slots.values()
+
+
+def _share_ratio(bytes_by_receiver: Sequence[int]) -> float:
+    return max(bytes_by_receiver) / max(1, min(bytes_by_receiver))
 
 
 def _wait(condition: Callable[[], bool], complaint: str) -> None:
@@ -258,7 +320,13 @@ def measure_drain(
         figures.note("drain_mb", round(bench.size_bytes / 1e6, 1))
         _add_transfers(bench, sink, rows, figures)
         progress(f"fairness among three nodes, {scale.rounds} rounds")
-        figures.add("fairness", [bench.share_ratio() for _ in range(scale.rounds)])
+        sharing: dict[str, Callable[[], float]] = {
+            "scheduled": bench.share_ratio,
+            "not": partial(bench.unscheduled_ratio, sink),
+        }
+        found = rotated(sharing, scale.rounds)
+        figures.add("fairness", found["scheduled"])
+        figures.add("fairness_control", found["not"])
         figures.note("fairness_quanta", scale.fairness_quanta)
     for left in ("backlog", "sink", "rows"):
         shutil.rmtree(folder / left)
@@ -266,6 +334,7 @@ def measure_drain(
 
 def _add_transfers(bench: DrainBench, sink: Peer, rows: Peer, figures: Figures) -> None:
     to_sink, append = partial(bench.to_sink, sink), partial(bench.append, rows)
+    by_part, in_bulk = partial(bench.append_parts, rows), partial(bench.append_in_bulk, rows)
     contenders: dict[str, Callable[[], float]] = {
         "drain": bench.drain,
         "sink": to_sink,
@@ -273,18 +342,25 @@ def _add_transfers(bench: DrainBench, sink: Peer, rows: Peer, figures: Figures) 
         "beside": partial(bench.drain, beside_stopped=1),
         "sink_again": to_sink,
         "append_again": append,
-        "transactions": partial(append, BUNDLES_AT_ONCE),
+        "transactions": by_part,
+        "bulk": in_bulk,
         "drain_again": bench.drain,
+        "transactions_again": by_part,
+        "bulk_again": in_bulk,
     }
     found = rotated(contenders, bench.scale.rounds)
     figures.add("drain_mb_s", (bench.size_bytes / s / 1e6 for s in found["drain"]))
     figures.add("flight_mb_s", (bench.size_bytes / s / 1e6 for s in found["sink"]))
     figures.add("append_sealed_mb_s", (bench.size_bytes / s / 1e6 for s in found["append"]))
+    by_part_s = found["transactions"]
+    figures.add("transactions_sealed_mb_s", (bench.size_bytes / s / 1e6 for s in by_part_s))
     _add_ratio(figures, "drain_vs_flight", found["drain"], found["sink"])
     _add_ratio(figures, "drain_vs_flight_control", found["sink_again"], found["sink"])
     _add_ratio(figures, "adopt_vs_append", found["drain"], found["append"])
-    _add_ratio(figures, "adopt_vs_transactions", found["drain"], found["transactions"])
     _add_ratio(figures, "adopt_vs_append_control", found["append_again"], found["append"])
+    for name in ("transactions", "bulk"):
+        _add_ratio(figures, f"adopt_vs_{name}", found["drain"], found[name])
+        _add_ratio(figures, f"adopt_vs_{name}_control", found[f"{name}_again"], found[name])
     _add_ratio(figures, "healthy_node_ratio", found["beside"], found["drain"])
     _add_ratio(figures, "healthy_node_ratio_control", found["drain_again"], found["drain"])
 

@@ -5,8 +5,7 @@
 
 The sink takes the same bytes over the same Flight call as a data node, makes the same files and
 folders and syncs them as often, and does nothing else: it looks at no checksum and remembers
-nothing. Both print where they listen, and end when their input does. A line on its input lets the
-quiver seal all that it has; it then prints "sealed".
+nothing. Both print where they listen, and end when their input does.
 """
 
 from __future__ import annotations
@@ -96,13 +95,6 @@ class Peer:
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.location = self._line()
 
-    def seal(self) -> None:
-        """Let it seal what it has."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(b"seal\n")
-        self._child.stdin.flush()
-        self._line()
-
     def _line(self) -> str:
         assert self._child.stdout is not None
         line = self._child.stdout.readline().decode().strip()
@@ -136,9 +128,7 @@ def _run_quiver(directory: Path) -> None:
         quiver.register("keep")
         with QuiverServer({QUIVER: quiver}, FlightSettings(listen="127.0.0.1:0")) as server:
             _say(server.location)
-            for _ in sys.stdin:
-                quiver.flush()
-                _say("sealed")
+            sys.stdin.read()
 
 
 if __name__ == "__main__":

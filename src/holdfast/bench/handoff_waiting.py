@@ -3,9 +3,10 @@
 `store_amplification`: the disk that a quiver occupies with three nodes down ÷ with one down. Both
 have real senders, whose nodes refuse every connection.
 
-A start is that of a fresh process, `python -m holdfast.bench.handoff_waiting DIRECTORY`: open the
-quiver, attach the sender, and find the first part to offer. Of the many segments one is sealed, and
-the others are its copies under other numbers: nothing but their manifests is read here.
+A start is that of a fresh process, `python -m holdfast.bench.handoff_waiting KIND DIRECTORY`. Of a
+sender: open the quiver, attach, and find the first part to offer. Of a data node: open its
+directory. Of the many segments one is sealed, and the others are its copies under other numbers:
+nothing but their manifests is read here.
 
 `health_bytes`: what a node says of its share of those parts, 2 replicas of 5. It is a real node,
 and the folders are moved into its directory. Twenty parts lie in a block, as many as at 10,000
@@ -19,7 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -53,6 +54,8 @@ REPLICAS = 2
 PARTS_PER_BLOCK = 20
 # Of one transaction.
 BUNDLES_AT_ONCE = 1_000
+# Names that one file has; ext4 allows 65,000.
+LINKS_MAX = 50_000
 _RETENTION = RetentionConfig(size_cap_bytes=64 << 30, max_segments=1_000_000)
 _CONFIG = QuiverConfig(
     segment=SegmentConfig(target_size_bytes=256 * MB, max_open_duration_s=600.0),
@@ -68,28 +71,39 @@ class Started(NamedTuple):
     cpu_s: float
     rss_mb: float
     segments: int
-    # Of the part that would be offered first.
+    # Of the part that would be offered first; of a data node: 0.
     first_seq: int
 
 
-def start(directory: Path) -> Started:
-    """Start a sender in a fresh process."""
-    command = [sys.executable, "-m", "holdfast.bench.handoff_waiting", str(directory)]
+def start(kind: str, directory: Path) -> Started:
+    """Start a sender or a data node in a fresh process."""
+    command = [sys.executable, "-m", "holdfast.bench.handoff_waiting", kind, str(directory)]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
     return Started(**json.loads(done.stdout))
 
 
-def _report(directory: Path) -> Started:
-    """Measure the start in this process, which has done nothing else before."""
+def _sender_started(directory: Path) -> Started:
+    """Measure a sender's start in this process, which has done nothing else before."""
     with Stopwatch() as watch:
         seam = Seam()
         quiver = Quiver.open(directory, _CONFIG, seam=seam)
         handoff = Handoff(quiver, seam)
         handoff.configure(NAMES[:1])
         head = next(handoff.workers["a"].reader.waiting(), None)
-    rss_mb = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     first_seq = -1 if head is None else head.summary.first_seq
-    return Started(watch.wall_s, watch.cpu_s, rss_mb, len(quiver.segments()), first_seq)
+    return Started(watch.wall_s, watch.cpu_s, _rss_mb(), len(quiver.segments()), first_seq)
+
+
+def _node_started(directory: Path) -> Started:
+    """Measure a data node's start in this process."""
+    with Stopwatch() as watch:
+        node = DataNode(directory, DataNodeSettings(min_free=0))
+    return Started(watch.wall_s, watch.cpu_s, _rss_mb(), node.statistics().parts, 0)
+
+
+def _rss_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def measure_waiting(
@@ -106,21 +120,30 @@ def measure_waiting(
     _leave_bundles(bundles, scale.waiting_bundles)
     progress(f"start-up: {scale.waiting_segments:,} segments that wait")
     _leave_segments(segments, scale.waiting_segments)
-    starts = {one.name: partial(start, one) for one in (bundles, segments)}
+    starts = {one.name: partial(start, "sender", one) for one in (bundles, segments)}
     found = rotated(starts, scale.startup_rounds)
-    for started in found["segments"]:
-        if (started.segments, started.first_seq) != (scale.waiting_segments, 0):
-            raise CheckFailed(f"not all segments wait: {started}", hint="report this as a defect")
-    figures.add("startup_s", (one.start_s for one in found["bundles"]))
-    figures.add("startup_segments_s", (one.start_s for one in found["segments"]))
-    figures.add("startup_cpu_s", (one.cpu_s for one in found["bundles"]))
-    figures.add("startup_segments_cpu_s", (one.cpu_s for one in found["segments"]))
-    figures.add("startup_rss_mb", (one.rss_mb for one in found["bundles"]))
-    figures.add("startup_segments_rss_mb", (one.rss_mb for one in found["segments"]))
+    _add_starts(figures, "startup", found["bundles"])
+    _add_starts(figures, "startup_segments", found["segments"], scale.waiting_segments)
+    progress(f"start-up: a data node with {scale.waiting_segments:,} parts")
+    moved = _MovedParts(segments, folder / "node")
+    found = rotated({"node": partial(start, "node", moved.node_dir)}, scale.startup_rounds)
+    _add_starts(figures, "node_startup", found["node"], scale.waiting_segments)
     progress(f"health of a node of five with its share of {scale.waiting_segments:,} parts")
-    _add_health(segments, folder / "node", scale.waiting_segments, figures)
-    for left in (bundles, segments, folder / "node"):
+    moved.add_health(figures)
+    for left in (bundles, segments, moved.node_dir):
         shutil.rmtree(left)
+
+
+def _add_starts(
+    figures: Figures, name: str, found: Sequence[Started], segments: int | None = None
+) -> None:
+    """Add what starts cost, all of which must have found so many segments."""
+    for one in found:
+        if segments is not None and (one.segments, one.first_seq) != (segments, 0):
+            raise CheckFailed(f"not all segments are there: {one}", hint="this is a defect")
+    figures.add(f"{name}_s", (one.start_s for one in found))
+    figures.add(f"{name}_cpu_s", (one.cpu_s for one in found))
+    figures.add(f"{name}_rss_mb", (one.rss_mb for one in found))
 
 
 def _used_bytes(folder: Path, scale: HandoffScale, nodes_down: int) -> int:
@@ -174,42 +197,54 @@ def _leave_segments(folder: Path, count: int) -> None:
         place = path.with_name(names.segment_dir(copied.name))
         place.mkdir()
         for file in (names.BUNDLES, *(one.name for one in summary.files)):
-            os.link(path / file, place / file)
+            if number % LINKS_MAX:
+                os.link(path / file, place / file)
+            else:
+                shutil.copyfile(path / file, place / file)
+        path = path if number % LINKS_MAX else place
         (place / names.MANIFEST).write_bytes(manifest.encode(copied))
 
 
-def _add_health(quiver_dir: Path, node_dir: Path, count: int, figures: Figures) -> None:
-    """Give one node of five its share of the segments, and ask it how it is."""
-    folders = sorted((quiver_dir / names.SEGMENTS_DIR).iterdir())
-    quiver_id = manifest.read(RealDisk(), folders[0]).quiver_id
-    owners = Owners([Placement(0, NAMES, REPLICAS, PARTS_PER_BLOCK)])
-    with closing(DataNode(node_dir, DataNodeSettings(min_free=0))) as node:
-        told = IntervalSet(owners.not_owned(NAMES[0], quiver_id, 0, count))
-        node.tell_not_owned(quiver_id, told)
-    target = node_dir / layout.REPLICAS_DIR / quiver_id / layout.SEGMENTS_DIR
-    own = 0
-    for folder in folders:
-        found = names.parse_segment_dir(folder.name)
-        assert found is not None, f"BUG: {folder} is not a segment"
-        if NAMES[0] in owners.owners(quiver_id, found.first_seq, found.last_seq + 1):
-            os.rename(folder, target / folder.name)
-            own += 1
-    with Stopwatch() as watch:
-        node = DataNode(node_dir, DataNodeSettings(min_free=0))
-    figures.note("health_parts", own)
-    figures.add("node_startup_s", [watch.wall_s])
-    with closing(node):
-        health = node.health()
-        pages = [health]
-        while pages[-1].next_page is not None:
-            pages.append(node.health(pages[-1].next_page))
-        known = node.health(known_digest=health.digest)
-    figures.add("health_bytes", [sum(len(encode(page.to_fields())) for page in pages)])
-    figures.add("health_known_bytes", [len(encode(known.to_fields()))])
-    figures.note("health_pages", len(pages))
+class _MovedParts:
+    """The segments of a quiver, moved into the directory of a data node."""
+
+    def __init__(self, quiver_dir: Path, node_dir: Path) -> None:
+        self.node_dir = node_dir
+        self._left = quiver_dir / names.SEGMENTS_DIR
+        folders = sorted(self._left.iterdir())
+        self._quiver_id = manifest.read(RealDisk(), folders[0]).quiver_id
+        self._count = len(folders)
+        with closing(DataNode(node_dir, DataNodeSettings(min_free=0))) as node:
+            node.tell_not_owned(self._quiver_id, IntervalSet())
+        target = node_dir / layout.REPLICAS_DIR / self._quiver_id / layout.SEGMENTS_DIR
+        self._folders = [folder.rename(target / folder.name) for folder in folders]
+
+    def add_health(self, figures: Figures) -> None:
+        """Leave one node of five its share, and ask it how it is."""
+        owners = Owners([Placement(0, NAMES, REPLICAS, PARTS_PER_BLOCK)])
+        own = 0
+        for folder in self._folders:
+            found = names.parse_segment_dir(folder.name)
+            assert found is not None, f"BUG: {folder} is not a segment"
+            if NAMES[0] in owners.owners(self._quiver_id, found.first_seq, found.last_seq + 1):
+                own += 1
+            else:
+                folder.rename(self._left / folder.name)
+        figures.note("health_parts", own)
+        with closing(DataNode(self.node_dir, DataNodeSettings(min_free=0))) as node:
+            told = IntervalSet(owners.not_owned(NAMES[0], self._quiver_id, 0, self._count))
+            node.tell_not_owned(self._quiver_id, told)
+            pages = [node.health()]
+            while pages[-1].next_page is not None:
+                pages.append(node.health(pages[-1].next_page))
+            known = node.health(known_digest=pages[0].digest)
+        figures.add("health_bytes", [sum(len(encode(page.to_fields())) for page in pages)])
+        figures.add("health_known_bytes", [len(encode(known.to_fields()))])
+        figures.note("health_pages", len(pages))
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_report(Path(sys.argv[1]))._asdict()))
+    started = {"sender": _sender_started, "node": _node_started}[sys.argv[1]]
+    sys.stdout.write(json.dumps(started(Path(sys.argv[2]))._asdict()))
     sys.stdout.flush()
     os._exit(0)

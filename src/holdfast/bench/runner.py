@@ -171,6 +171,7 @@ def _handoff() -> Benchmark:
         Bar("store_amplification", at_most=1.01),
         Bar("startup_s", at_most=1.0),
         Bar("startup_segments_s", at_most=10.0),
+        Bar("node_startup_s", at_most=10.0),
     )
     return Benchmark((measure_drain, measure_waiting), bars, HANDOFF_FULL, HANDOFF_QUICK)
 
