@@ -203,6 +203,10 @@ def flush_in_vain(quiver: Quiver) -> None:
     with pytest.raises(Overloaded, match="not sealed in time") as caught:
         quiver.flush(timeout_s=0.01)
     assert caught.value.hint
+    # On a busy machine the writer may not have seen the request yet, and takes later appends first.
+    seen = threading.Event()
+    quiver._writer.inbox.request(seen.set)
+    assert seen.wait(PATIENCE_S)
 
 
 def test_a_failed_seal_keeps_its_data_while_later_data_arrives_and_seals_in_order(
