@@ -12,21 +12,28 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.patience import APPEND_S, PATIENCE_S, until
 from tests.quiver.machine import ROOT, SEGMENTS, Machine, payloads, quiet
 from tests.readers.setting import StillMachine
 from tests.support.clock import SteppingClock
-from tests.support.disk import GatedDisk
+from tests.support.disk import AllocatingDisk, GatedDisk
 
 from holdfast.errors import DiskFull, NotAccepted, Overloaded, StorageFailed
-from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig
+from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.points import QuiverPoint
+from holdfast.quiver.log import reserve
 from holdfast.quiver.read.lease import LeasedBundle
+from holdfast.seam.disk import Handle
+from holdfast.seam.faulty import FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 RESERVE = ROOT / "reserve"
 BUNDLE_BYTES = 50_000
@@ -41,10 +48,15 @@ def config(timeout_s: float = APPEND_S, **retention: object) -> QuiverConfig:
     return replace(quiet(timeout_s=timeout_s, file_size_bytes=MB), retention=kept)
 
 
-@pytest.fixture(params=[errno.ENOSPC, errno.EDQUOT], ids=["no space", "quota"])
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    disk = SimulatedDisk(capacity_bytes=12 * MB)
-    disk.full_errno = request.param
+@pytest.fixture(params=["no space", "quota", "allocated"])
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    kind = AllocatingDisk if request.param == "allocated" else SimulatedDisk
+    disk = kind(capacity_bytes=12 * MB)
+    if request.param == "quota":
+        disk.full_errno = errno.EDQUOT
+    if request.param == "allocated":  # all of the reserve, in many files
+        monkeypatch.setattr(reserve, "ALLOCATED_BYTES_MIN", 0)
+        monkeypatch.setattr(reserve, "FILE_BYTES_MAX", 100 * KB)
     with Machine(disk) as machine:
         yield machine
 
@@ -136,6 +148,99 @@ def test_the_reserve_is_written_and_synced_and_grows_with_what_must_be_sealed() 
         assert len(zlib.compress(content)) > len(content), "nothing that a disk could leave out"
         machine.start(config()).append_raw(bytes(BUNDLE_BYTES))
         assert reserve_files(machine) == grown, "what is there is enough"
+
+
+class CountingDisk(FaultyDisk):
+    """Counts the bytes that are written to the reserve."""
+
+    def __init__(self, inner: SimulatedDisk) -> None:
+        super().__init__(inner, (), inner.die)
+        self.written_bytes = 0
+        self.largest_bytes = 0
+
+    def _count(self, size_bytes: int) -> None:
+        self.written_bytes += size_bytes
+        self.largest_bytes = max(self.largest_bytes, size_bytes)
+
+    def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
+        written = super().write(handle, buffers, at)
+        if at == QuiverPoint.RESERVE_WRITE:
+            self._count(written)
+        return written
+
+    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+        super().rewrite(path, content, at)
+        self._count(memoryview(content).nbytes)
+
+
+@pytest.fixture
+def allocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """A machine whose disk gives blocks before they are written, and small reserves of many."""
+    monkeypatch.setattr(reserve, "ALLOCATED_BYTES_MIN", 256 * KB)
+    monkeypatch.setattr(reserve, "FILE_BYTES_MAX", 512 * KB)
+    with Machine(AllocatingDisk()) as machine:
+        yield machine
+
+
+def unhurried() -> QuiverConfig:
+    """Return one of large segments, whose keeper does nothing by itself."""
+    segment = SegmentConfig(target_size_bytes=64 * MB, max_open_duration_s=3600.0)
+    return replace(quiet(), segment=segment, retention=RetentionConfig(tick_s=3600.0))
+
+
+def test_large_growth_takes_its_blocks_at_once_and_the_keeper_writes_them(
+    allocating: Machine,
+) -> None:
+    """An append waited until as much again as is buffered was written, which halved a burst."""
+    machine, counting = allocating, CountingDisk(allocating.disk)
+    quiver = machine.start(unhurried(), through=lambda _: counting)
+    for _ in range(4):
+        quiver.append_raw(bytes(600 * KB))
+    grown = reserve_files(machine)
+    assert sum(grown.values()) > 2700 * KB
+    assert counting.written_bytes < 512 * KB, "only what is small is written while appends wait"
+    machine.cut_power()
+    assert reserve_files(machine) == grown, "the blocks are ours although nothing is written"
+    counting = CountingDisk(machine.disk)
+    quiver = machine.start(unhurried(), through=lambda _: counting)
+    zeros = {name: size for name, size in grown.items() if not any(content(machine, name))}
+    assert sum(zeros.values()) > 2048 * KB
+    for left in range(len(zeros) - 1, -1, -1):
+        quiver._engine.retention.tick()
+        assert sum(not any(content(machine, name)) for name in zeros) == left, "one at a time"
+    written = b"".join(content(machine, name) for name in grown)
+    assert len(zlib.compress(written, 1)) > len(written), "nothing that a disk could leave out"
+    quiver._engine.retention.tick()
+    quiver.append_raw(b"x")
+    assert reserve_files(machine) == grown
+    assert counting.written_bytes == sum(zeros.values()), "what is written stays"
+    assert counting.largest_bytes <= reserve.FILE_BYTES_MAX
+
+
+def content(machine: Machine, name: str) -> bytes:
+    return machine.disk.read(RESERVE / name)
+
+
+def test_a_file_that_is_being_written_is_given_up_afterwards(allocating: Machine) -> None:
+    """One that is open keeps its blocks, although it has no name any more."""
+    gated = GatedDisk(allocating.disk, "nothing yet")
+    quiver = allocating.start(unhurried(), through=lambda _: gated)
+    quiver.append_raw(bytes(600 * KB))
+    held, segment = quiver._engine.reserve, reserve.ReserveShare.SEGMENT
+    gated.at = QuiverPoint.RESERVE_WRITE
+    writing = threading.Thread(target=held.write_out)
+    writing.start()
+    assert gated.reached.wait(PATIENCE_S)
+    giving = threading.Thread(target=held.give_up, args=(segment,))
+    giving.start()
+    quiver.append_raw(b"appends wait for neither")
+    assert not held.is_short(segment)
+    gated.gate.set()
+    for thread in (writing, giving):
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert held.is_short(segment)
+    held.write_out()  # what is gone is not missed
 
 
 def test_delivered_data_goes_before_anything_is_refused(machine: Machine) -> None:

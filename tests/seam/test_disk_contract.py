@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.disk import AllocatingDisk
 
 from holdfast.seam.disk import (
     VECTOR_BUFFERS_MAX,
@@ -50,7 +51,7 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "real":
         return Place(RealDisk(), tmp_path)
-    simulated = SimulatedDisk()
+    simulated = AllocatingDisk() if request.param == "faulty" else SimulatedDisk()
     simulated.make_dir(PurePath("/data"), "test")
     if request.param == "faulty":
         return Place(FaultyDisk(simulated, (), simulated.die), PurePath("/data"))
@@ -74,6 +75,21 @@ def test_what_is_appended_is_read_back(place: Place) -> None:
     assert place.disk.read_range(path, 4, 3) == b"two"
     assert place.disk.read_range(path, 8, 100) == b"three!"
     assert place.disk.read_range(path, 100, 1) == b""
+
+
+def test_blocks_may_be_taken_before_they_are_written(place: Place) -> None:
+    path, size_bytes = place.root / "file", 3 * BLOCK_BYTES + 5
+    handle = place.disk.create(path, "test")
+    taken = place.disk.allocate(handle, size_bytes, "test")
+    place.disk.sync(handle, "test")
+    if taken:
+        assert place.disk.read(path) == bytes(size_bytes)
+        assert place.disk.used_bytes(path) >= size_bytes
+        place.disk.rewrite(path, b"x" * size_bytes, "test")
+        assert place.disk.read(path) == b"x" * size_bytes
+    else:
+        assert place.disk.read(path) == b"", "nothing has changed"
+    place.disk.close(handle)
 
 
 def test_creating_a_file_that_exists_fails_and_leaves_it_alone(place: Place) -> None:

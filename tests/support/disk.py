@@ -10,7 +10,21 @@ from tests.patience import PATIENCE_S
 
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
+
+
+class AllocatingDisk(SimulatedDisk):
+    """Gives a file its blocks before its bytes are written, all or none."""
+
+    def allocate(self, handle: Handle, size_bytes: int, at: str) -> bool:
+        with self._writing():
+            self._need_blocks(-(-size_bytes // BLOCK_BYTES))
+            return self.write(handle, [bytes(size_bytes)], at) == size_bytes
+
+    def _successor(self) -> SimulatedDisk:
+        disk = AllocatingDisk(self.capacity_bytes)
+        disk.full_errno = self.full_errno
+        return disk
 
 
 class GatedDisk(FaultyDisk):

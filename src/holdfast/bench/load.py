@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -56,6 +56,10 @@ class RecordingDisk(RealDisk):
         if at == "wal.write":
             self._group_bytes += written
         return written
+
+    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+        super().rewrite(path, content, at)
+        self.written_bytes[at.partition(".")[0]] += memoryview(content).nbytes
 
     def sync(self, handle: Handle, at: str) -> None:
         """A group is what one sync made durable. Its size is the whole question: the bare disk is

@@ -99,6 +99,12 @@ class Disk(Protocol):
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         """Append some of the buffers' bytes and return how many; it may be fewer than given."""
 
+    def allocate(self, handle: Handle, size_bytes: int, at: str) -> bool:
+        """Take the blocks of a new file before its bytes are written; until then they are zeros.
+
+        False, and nothing has changed, if the file system does not count them as the file's own.
+        """
+
     def sync(self, handle: Handle, at: str) -> None:
         """Put the file's bytes and its size on stable storage."""
 
@@ -363,6 +369,21 @@ class RealDisk:
         if hasattr(os, "writev"):
             return os.writev(handle, buffers)
         return os.write(handle, buffers[0])  # Windows has no vectored write
+
+    def allocate(self, handle: Handle, size_bytes: int, at: str) -> bool:
+        if not hasattr(os, "posix_fallocate"):
+            return False  # macOS, Windows
+        try:
+            os.posix_fallocate(handle, 0, size_bytes)
+            # Not every file system that says yes keeps the blocks (ZFS does not).
+            taken = os.fstat(handle).st_blocks * 512 >= size_bytes
+        except OSError as error:
+            if error.errno in DISK_IS_FULL:
+                raise
+            taken = False  # it cannot; if the disk fails, writing says so
+        if not taken:
+            os.ftruncate(handle, 0)
+        return taken
 
     def sync(self, handle: Handle, at: str) -> None:
         if sys.platform == "darwin":

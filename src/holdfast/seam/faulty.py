@@ -157,6 +157,12 @@ class FaultyDisk:
             self._full.set()
         return written
 
+    def allocate(self, handle: Handle, size_bytes: int, at: str) -> bool:
+        kind = self._enter(at)
+        taken = self._inner.allocate(handle, size_bytes, at)
+        self._leave(kind)
+        return taken
+
     def sync(self, handle: Handle, at: str) -> None:
         kind = self._enter(at)
         if kind is FaultKind.FAILED_SYNC:

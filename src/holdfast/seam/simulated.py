@@ -259,6 +259,10 @@ class SimulatedDisk:
             file.modified_ns = self._clock.wall_ns()
             return len(data)
 
+    def allocate(self, handle: Handle, size_bytes: int, at: str) -> bool:
+        with self._writing():
+            return False
+
     def sync(self, handle: Handle, at: str) -> None:
         with self._writing():
             self._open[handle].sync()

@@ -99,6 +99,7 @@ class DiskRoom:
         self.look_again()
         with contextlib.suppress(OSError):
             self.make_reserve()
+            self._reserve.write_out()
 
     def refusal(self) -> DiskFull:
         """Return the error for producers until there is room."""

@@ -2,8 +2,7 @@
 
 A full disk is left by delivering what is on it: outcomes are written, what is in the log is sealed,
 segments go. Each of these needs a little room itself, and so does a start. That room is kept as
-files of random bytes, written and synced (no holes, no preallocation, nothing to be compressed
-away), in two shares:
+files of random bytes, written and synced (no holes, nothing to be compressed away), in two shares:
 
     headers   one WAL file's header, two ledger files with their checkpoints and some lines
     segment   one seal: as large as the largest buffer that was ever open, not as it may become
@@ -12,6 +11,13 @@ Whoever meets a full disk gives up the share that he needs, and uses the freed b
 the reserve is whole again nothing is appended (retention.py), so nobody else of this quiver takes
 them. It is made whole as soon as there is room. What a kill leaves of it is found by its names and
 sizes at the next start; the bytes mean nothing. docs/format/README.md
+
+An append waits while the reserve grows, and in a new quiver it grows with every append, by more
+bytes than are appended. To write them there and then halved the speed of a burst. So what is large
+is done in two steps. Its blocks are allocated and that is synced before the append goes on: from
+then on the file system counts them as the file's own, and to give them up frees them like any
+others. The random bytes are written over them by the keeper, one file per tick. A file system
+that cannot allocate, or does not count what it allocated, gets them at once, as does what is small.
 
 Where there are no headers to give up, as in a directory of a version that kept no reserve, the
 second copies of the segments' summaries go instead, some at a time: the first ones, which were
@@ -56,6 +62,12 @@ COPIES_BYTES = 24 * KB
 SEGMENT_OVERHEAD_BYTES = 128 * KB
 # Shares grow in steps: the first, then twice as much, so that growing is rare.
 STEP_BYTES_MIN = 256 * KB
+# What is smaller is written at once, without being allocated first.
+ALLOCATED_BYTES_MIN = MB
+# The largest file of the reserve: so much is written in one go (and held in memory) by the keeper.
+FILE_BYTES_MAX = 8 * MB
+# A file of which so many bytes at its end are zero is not written yet. They are written in order.
+_TAIL_BYTES = 64
 # Appends leave so much free on the disk beside the reserve: another quiver on the same disk that
 # gives up its headers finds them free when it writes.
 FREE_BYTES_MIN = MB
@@ -112,7 +124,12 @@ class DiskReserve:
         self.lines_bytes = LEDGER_LINES_BYTES
         self._folder = root / names.RESERVE_DIR
         self._lock = threading.Lock()
+        # Held while a file is written that is only allocated so far, and taken before the other: to
+        # remove one that is open would not free its blocks. Nobody who grows the reserve needs it.
+        self._writing_out = threading.Lock()
         self._files: dict[ReserveShare, dict[PurePath, int]] = {share: {} for share in ReserveShare}
+        # Which of them are not written yet.
+        self._unwritten: dict[PurePath, int] = {}
         self._clock = seam.clock
         self._retry_s = -math.inf
 
@@ -122,7 +139,18 @@ class DiskReserve:
             for entry in entries_of(self._disk, self._folder):
                 share = names.parse_reserve_file(entry.name)
                 if share in set(ReserveShare) and not entry.is_dir:
-                    self._files[ReserveShare(share)][self._folder / entry.name] = entry.size_bytes
+                    path = self._folder / entry.name
+                    self._files[ReserveShare(share)][path] = entry.size_bytes
+                    if not self._is_written(path, entry.size_bytes):
+                        self._unwritten[path] = entry.size_bytes
+
+    def _is_written(self, path: PurePath, size_bytes: int) -> bool:
+        if size_bytes < ALLOCATED_BYTES_MIN:
+            return True
+        try:
+            return any(self._disk.read_range(path, size_bytes - _TAIL_BYTES, _TAIL_BYTES))
+        except OSError:
+            return True  # its blocks are all that counts
 
     @property
     def held_bytes(self) -> int:
@@ -177,11 +205,10 @@ class DiskReserve:
                 return False
             self._retry_s = now_s + RETRY_S
             try:
-                path = self._grow(ReserveShare.SEGMENT, size_bytes)
-                self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
+                for path in self._grow(ReserveShare.SEGMENT, size_bytes):
+                    self._remove(ReserveShare.SEGMENT, path)
             except OSError:
                 return False
-            del self._files[ReserveShare.SEGMENT][path]
             self._retry_s = -math.inf
             return True
 
@@ -189,8 +216,35 @@ class DiskReserve:
         """Something went: the next try may be made at once."""
         self._retry_s = -math.inf
 
-    def _grow(self, share: ReserveShare, size_bytes: int) -> PurePath:
-        """Write one more file of a share, synced: only then are the blocks certainly ours."""
+    def write_out(self) -> None:
+        """Write one of the files whose blocks are only allocated so far; an OSError if it fails."""
+        with self._writing_out:
+            with self._lock:
+                path, size_bytes = next(iter(self._unwritten.items()), (None, 0))
+            # To write what is allocated may take a block or two, which a full disk does not have.
+            if path is not None and self._disk.free_bytes(self._root) >= FREE_BYTES_MIN:
+                content = b"".join(_noise(path, size_bytes))
+                self._disk.rewrite(path, content, QuiverPoint.RESERVE_WRITE)
+                with self._lock:
+                    self._unwritten.pop(path)
+
+    def _grow(self, share: ReserveShare, size_bytes: int) -> list[PurePath]:
+        """Add files to a share, all or none."""
+        added: list[PurePath] = []
+        left_bytes = size_bytes
+        try:
+            while left_bytes > 0:
+                added.append(self._add(share, min(FILE_BYTES_MAX, left_bytes)))
+                left_bytes -= FILE_BYTES_MAX
+        except OSError:
+            with contextlib.suppress(OSError):
+                for path in added:
+                    self._remove(share, path)
+            raise
+        return added
+
+    def _add(self, share: ReserveShare, size_bytes: int) -> PurePath:
+        """Add one file to a share, synced: only then are the blocks certainly ours."""
         taken = {path.name for path in self._files[share]}
         number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
         path = self._folder / _name(share, number)
@@ -200,7 +254,10 @@ class DiskReserve:
             )  # what could not be taken back before
         handle = self._disk.create(path, QuiverPoint.RESERVE_CREATE)
         try:
-            for piece in _noise(path, size_bytes):
+            allocated = size_bytes >= ALLOCATED_BYTES_MIN and self._disk.allocate(
+                handle, size_bytes, QuiverPoint.RESERVE_WRITE
+            )
+            for piece in () if allocated else _noise(path, size_bytes):
                 write_all(self._disk, handle, [piece], QuiverPoint.RESERVE_WRITE)
             self._disk.sync(handle, QuiverPoint.RESERVE_SYNC)
         except OSError:
@@ -210,16 +267,22 @@ class DiskReserve:
         finally:
             self._disk.close(handle)
         self._files[share][path] = size_bytes
+        if allocated:
+            self._unwritten[path] = size_bytes
         return path
+
+    def _remove(self, share: ReserveShare, path: PurePath) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
+        del self._files[share][path]
+        self._unwritten.pop(path, None)
 
     def give_up(self, share: ReserveShare) -> bool:
         """Free the blocks of a share; return whether there were any."""
-        with self._lock:
+        with self._writing_out, self._lock:
             freed = False
             for path in list(self._files[share]):
-                with contextlib.suppress(FileNotFoundError):
-                    self._disk.unlink(path, QuiverPoint.RESERVE_UNLINK)
-                del self._files[share][path]
+                self._remove(share, path)
                 freed = True
             return freed or (share is ReserveShare.HEADERS and self._give_up_copies())
 
