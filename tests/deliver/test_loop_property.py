@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -28,7 +28,7 @@ from tests.deliver.backend import (
     hangs,
     raises,
 )
-from tests.deliver.stage import NAME, Stage
+from tests.deliver.stage import EVENTS, NAME, Stage
 from tests.deliver.tuned import tuned_settings
 from tests.support.examples import examples
 
@@ -36,6 +36,7 @@ from holdfast.deliver.destination import DeliverySettings
 from holdfast.deliver.exporter import Answer, Failure, all_failed
 from holdfast.quiver import Outcome
 from holdfast.seam.simulated import SimulatedCrash
+from holdfast.signals import registry
 from holdfast.signals.event import Event
 
 FAILURES = {
@@ -67,6 +68,8 @@ class Case:
     poison: bool
     lanes: int
     window_events: int
+    # After an outage; where it is on, order is not promised.
+    newest_first: bool = False
 
     @property
     def may_be_partial(self) -> bool:
@@ -85,6 +88,7 @@ class Case:
             order=self.order,
             poison=POISON if self.poison else None,
             lanes=self.lanes,
+            after_outage="newest_first" if self.newest_first else "oldest_first",
             window_events=self.window_events,
         )
 
@@ -277,7 +281,7 @@ class Life:
             assert letters[payload] <= 1 + again, "set aside again"
             if payload in letters and not again:
                 assert taken[payload] <= untold[payload], "delivered, and set aside"
-        if not self.case.may_be_partial:
+        if not self.case.may_be_partial and not self.case.newest_first:
             for lane in self._lanes():
                 # What was taken without our knowing, and refused when it came again, has no place.
                 # And what all but certainly was poison is overtaken, and taken in the end.
@@ -299,6 +303,8 @@ class Life:
 def play(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         stage = Stage(patch)
+        if case.newest_first:
+            registry.register(replace(EVENTS, promises_order=False))
         try:
             life = Life(case, stage)
             for steps in case.deaths:
@@ -331,6 +337,24 @@ def test_what_overtook_a_poisonous_event_does_not_come_again_after_later_ones() 
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
 @given(cases)
 def test_nothing_is_lost_and_order_is_kept(case: Case) -> None:
+    note(repr(case))
+    play(case)
+
+
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
+@given(cases)
+def test_nothing_is_lost_or_sent_twice_newest_first(case: Case) -> None:
+    case = replace(case, order="received", poison=False, newest_first=True)
+    note(repr(case))
+    play(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@settings(max_examples=1500, suppress_health_check=[HealthCheck.too_slow])
+@given(cases)
+def test_nothing_is_lost_or_sent_twice_newest_first_over_many_lives(case: Case) -> None:
+    case = replace(case, order="received", poison=False, newest_first=True)
     note(repr(case))
     play(case)
 

@@ -177,6 +177,20 @@ def test_what_is_made_for_lineage_does_not_get_telemetry(tmp_path: Path, other: 
     assert any("traces" in one.message for one in caught.value.findings)
 
 
+def test_only_what_promises_no_order_comes_newest_first(tmp_path: Path) -> None:
+    text = GRAPH.replace(
+        "max_file_age: 10ms}}", "max_file_age: 10ms}, delivery: {after_outage: newest_first}}"
+    )
+    load(graph_file(tmp_path, text))
+    lineage = "  lineage: {kind: receiver, type: openlineage, to: [all, spans]}\n"
+    with pytest.raises(BadConfig) as caught:
+        load(graph_file(tmp_path, text + lineage))
+    (found,) = caught.value.findings
+    assert (
+        "'all' is delivered newest first after an outage, and openlineage promises" in found.message
+    )
+
+
 def test_workers_need_no_order_key_where_nothing_promises_an_order(tmp_path: Path) -> None:
     text = "workers: 2\n" + GRAPH.replace(":0", ":4317", 1).replace(":0", ":4318", 1)
     load(graph_file(tmp_path, text))

@@ -298,6 +298,8 @@ class DeliveryLoop:
         self.judge.judge(lane, batch, answer, self._timer.now_s())
         if was_probe or breaker.state is not before:
             self._bell.ring()
+            if before is not breaker.state is BreakerState.CLOSED:
+                self._feed.outage_ended()
 
     def _next_batch(self, lane: DeliveryLane) -> list[Item]:
         """Return what to send next; may decide events on the way, and leave nothing to send."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.window import DELIVERED, Decision, Item, LedgerLine, TrackedBundle
 from holdfast.errors import UnknownPosition
-from holdfast.quiver import Bundle, Outcome, Quiver, Range
+from holdfast.quiver import Bundle, Outcome, Position, Quiver, Range
 from holdfast.signals.event import Unit
 from holdfast.signals.registry import signal_of
 from holdfast.signals.signal import Signal
@@ -71,6 +71,13 @@ class Feed:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"deliver-{name}")
         # A range that was planned, and could not be read yet.
         self._unread: Range | None = None
+        self._newest_first = settings.after_outage == "newest_first"
+        # With it: where the next plan of what is new begins; before which seq the next one of what
+        # waited ends (0: nothing waits); and of which state of the subscriber that is.
+        self._fresh_seq = 0
+        self._waited_until_seq = 0
+        self._reopened = -1
+        self._is_outage_over = True
 
     @property
     def is_paused(self) -> bool:
@@ -84,6 +91,10 @@ class Feed:
     def resume(self) -> None:
         """End a pause."""
         self._cursor.resume()
+
+    def outage_ended(self) -> None:
+        """Note that the destination works again: with `newest_first`, what waits has time."""
+        self._is_outage_over = True
 
     async def load(self, max_events: int, max_bytes: int) -> list[TrackedBundle]:
         """Return the next bundles; waits until there are some."""
@@ -130,9 +141,7 @@ class Feed:
         The plan is kept until it is read: a second one would skip what the first one covers.
         """
         if self._unread is None:
-            self._unread = self._cursor.plan(
-                max_events=max_events, max_bytes=max_bytes, durable=False
-            )
+            self._unread = self._plan(max_events, max_bytes)
         planned = self._unread
         if planned is None:
             return None
@@ -146,6 +155,38 @@ class Feed:
         ]
         self._unread = None
         return bundles
+
+    def _plan(self, max_events: int, max_bytes: int) -> Range | None:
+        """Return the next range: in order or, after an outage, first what came in since.
+
+        What waited is planned backwards, as many bundles at once as there is room for, and these
+        are sent in their order.
+        """
+        cursor = self._cursor
+        if not self._newest_first:
+            return cursor.plan(max_events=max_events, max_bytes=max_bytes, durable=False)
+        subscriber = cursor.subscriber
+        if subscriber.paused:
+            return None
+        if self._is_outage_over:
+            self._is_outage_over = False
+            self._fresh_seq = max(self._fresh_seq, cursor.newest_seq + 1)
+            self._waited_until_seq = self._fresh_seq
+        if self._reopened != subscriber.reopened:
+            # An operator took outcomes back: anything may wait again.
+            self._reopened, self._waited_until_seq = subscriber.reopened, self._fresh_seq
+        start = Position(self._fresh_seq)
+        planned = cursor.plan(
+            max_events=max_events, max_bytes=max_bytes, durable=False, start=start
+        )
+        if planned is not None:
+            self._fresh_seq = planned.end.seq
+            return planned
+        planned = cursor.plan_back(
+            self._waited_until_seq, max_events=max_events, max_bytes=max_bytes
+        )
+        self._waited_until_seq = 0 if planned is None else planned.start.seq
+        return planned
 
     def _track(self, planned: Range, place: int, rows_done: int, bundle: Bundle) -> TrackedBundle:
         """Make items of a bundle: the units that its signal says, each with its key."""
@@ -172,10 +213,14 @@ class Feed:
         return tracked
 
     def _handling(self, signal: Signal) -> _Handling:
-        settings = self._settings
+        settings, refusal = self._settings, self._refusal_of(signal)
+        if self._newest_first and signal.promises_order:
+            refusal = (
+                f"{signal.name} promises an order, and `after_outage: newest_first` keeps none"
+            )
         return _Handling(
             settings.signals is None or signal.name in settings.signals,
-            self._refusal_of(signal),
+            refusal,
             signal.order_key(settings.key) if settings.order == "key" else None,
         )
 

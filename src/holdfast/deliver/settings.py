@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from holdfast.quiver import SubscriberOptions
 from holdfast.settings import DurationS, FileSettings, SizeBytes
@@ -88,6 +88,11 @@ class DeliverySettings(FileSettings):
     `filtered` for this destination. By default everything is delivered, and what the destination
     cannot take is held."""
 
+    after_outage: Literal["oldest_first", "newest_first"] = "oldest_first"
+    """What waited during an outage, or while Holdfast did not run: `newest_first` sends what comes
+    in from then on first and, while nothing does, what waited, from its newest end. Only for
+    signals that promise no order: traces, metrics, logs."""
+
     retention_time_s: DurationS | None = Field(default=None, gt=0)
     """Events that waited longer are dropped, or block receivers: see `on_full`; null: they wait for
     as long as the quiver has room."""
@@ -126,6 +131,14 @@ class DeliverySettings(FileSettings):
             if name not in known:
                 raise ValueError(f"there is no signal {name!r}; known signals: {', '.join(known)}")
         return names
+
+    @model_validator(mode="after")
+    def _keeps_the_order_of_keys(self) -> Self:
+        if self.after_outage == "newest_first" and self.order == "key":
+            raise ValueError(
+                "`order: key` keeps an order, and `after_outage: newest_first` does not"
+            )
+        return self
 
     @property
     def ahead_bytes(self) -> int:

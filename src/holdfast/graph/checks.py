@@ -286,12 +286,16 @@ class _Checker:
                     self._warn(self._node_place(one.exporters[0].name), message, hint)
                 self._check_limit(one.exporters[0], quiver.config)
                 if all(node.kind == "exporter" for node in one.exporters):
-                    self._check_signals(one, sources, ("nodes", one.exporters[0].name))
+                    first: TreePath = ("nodes", one.exporters[0].name)
+                    self._check_signals(one, sources, first)
+                    self._check_newest_first(one, sources, first)
                     self._check_order(one, sources)
         received = [found for node in self._graph.of_kind("receiver") for found in _received(node)]
         for name, node in self._graph.handlers.items():
             at: TreePath = ("dead_letters", "handlers", name)
-            self._check_signals(DestinationPlan(name, (node,)), received, at)
+            handler = DestinationPlan(name, (node,))
+            self._check_signals(handler, received, at)
+            self._check_newest_first(handler, received, at)
         self._signals_are_known()
         for node in self._graph.nodes.values():
             self._check_turns(node)
@@ -347,6 +351,23 @@ class _Checker:
             message = f"{node.name!r} is delivered in the order received, and there are "
             message += f"{workers} workers: each has an order of its own"
             self._error(place, message, "use `delivery: {order: key}`, or one worker")
+
+    def _check_newest_first(
+        self, one: DestinationPlan, sources: Iterable[tuple[str, Signal]], at: TreePath
+    ) -> None:
+        """Only what promises no order may be delivered newest first."""
+        if one.delivery.after_outage != "newest_first":
+            return
+        wanted = one.delivery.signals
+        known = [signal for _, signal in sources if wanted is None or signal.name in wanted]
+        ordered = ", ".join(signal.name for signal in known if signal.promises_order)
+        if ordered or not known:
+            message = f"{one.name!r} is delivered newest first after an outage, and "
+            message += f"{ordered} promises an order" if ordered else "it is not known what it gets"
+            hint = "list what it gets in `delivery.signals`, or use `after_outage: oldest_first`"
+            self._error(
+                self._document.value_place((*at, "delivery", "after_outage")), message, hint
+            )
 
     def _check_limit(self, node: Node, quiver: quiver_node.Config) -> None:
         """What may wait is at least a segment: nothing smaller can be dropped."""

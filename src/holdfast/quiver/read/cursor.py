@@ -147,6 +147,48 @@ class Cursor(Attachment):
             self._planned = planned.end
             return planned
 
+    @property
+    def newest_seq(self) -> int:
+        """A seq that no bundle which can be read exceeds; -1 if there is none."""
+        return self._store.readable.newest_seq()
+
+    def plan_back(self, before_seq: int, *, max_events: int, max_bytes: int) -> Range | None:
+        """Return the newest bundles before a seq that wait, at least one; None if there are none.
+
+        For readers to whom order means nothing. It looks at the ledger alone: what is planned and
+        not committed is planned again. Where the next plan begins by itself stays as it is, and the
+        pin is not synced, as with `plan(durable=False)`.
+        """
+        with self._ledger.lock:
+            self._require_current()
+            subscriber = self.subscriber
+            if subscriber.paused:
+                return None
+            self._tell_losses()
+            holes = subscriber.resolved.holes(subscriber.start_seq, before_seq)
+            # One hole at a time: a range is without gaps, so that a commit of it says what it says.
+            for first, end in reversed(list(holes)):
+                refs = self._collect_back(first, end, max_events, max_bytes)
+                if refs:
+                    start = Position(refs[0].owned_from)
+                    return self._pinned(start, Position(refs[-1].seq + 1), refs, durable=False)
+            return None
+
+    def _collect_back(
+        self, first_seq: int, before_seq: int, max_events: int, max_bytes: int
+    ) -> list[BundleRef]:
+        """Return the last bundles between two seqs up to the limits, oldest first."""
+        refs: list[BundleRef] = []
+        events, size_bytes = 0, 0
+        for ref in self._store.readable.refs_back(before_seq):
+            if ref.seq < first_seq:
+                break
+            events, size_bytes = events + ref.events, size_bytes + ref.size_bytes
+            if refs and (events > max_events or size_bytes > max_bytes):
+                break
+            refs.append(ref._replace(owned_from=max(first_seq, ref.owned_from)))
+        return refs[::-1]
+
     def _pinned(
         self, start: Position, end: Position, refs: list[BundleRef], durable: bool
     ) -> Range:
@@ -361,6 +403,9 @@ class Cursor(Attachment):
                 self._record(begin, end, outcome, counts, reason)
             position = self.subscriber.position
             self._handed = {key: seq for key, seq in self._handed.items() if key[1] > position}
+            # A reader that goes back leaves the position where it is for long.
+            if self.subscriber.resolved.covers(planned.start.seq, planned.end.seq):
+                self._handed.pop((planned.start, planned.end), None)
 
     def _require_handed_out(self, planned: Range, refs: Sequence[BundleRef], end: Position) -> None:
         """Refuse to resolve what `read` began to hand out, and did not."""

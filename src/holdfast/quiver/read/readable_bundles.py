@@ -116,6 +116,8 @@ class ReadableBundles:
         """
         newer: BundleRef | None = None
         for part in reversed(self._parts(0)):
+            if _first_seq(part) >= before_seq:
+                continue  # without reading its table: far back there are very many of these
             places, ref_at = self._look_into(part, 0, before_seq)
             for place in reversed(places):
                 ref = ref_at(place, 0)
