@@ -1,4 +1,9 @@
-"""Pipelines of a file: beside the nodes of a gateway, or alone in a file of their own."""
+"""Pipelines of a file: beside the nodes of a gateway, or alone in a file of their own.
+
+A pipeline names quivers as the file does. Where the gateway of that file runs, it has them open, so
+they are read where it serves them (`reaching`), with its own token; where it does not, their
+directories are opened. The pipeline itself is the same in both cases, and so is its state.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The exporter `nodes` of a graph file: which data nodes there are, and what may wait for them."""
+"""The exporter `nodes` of a graph file: which data nodes there are, and what may wait for them.
+
+A limit is written for the whole gateway and holds for each quiver with its share: quivers do not
+know of each other, and a limit that all of them had in full would be a multiple of what was asked
+for.
+"""
 
 from __future__ import annotations
 

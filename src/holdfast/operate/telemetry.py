@@ -162,6 +162,8 @@ class OwnTelemetry(logging.Handler):
         self._spans.append(EndedSpan(span, time.time_ns(), trace_id, span_id))
 
     def look(self, body: bytes) -> None:
+        # The resource is at the beginning of a request, and our id in it. It is searched for in the
+        # bytes: parsing every request for this would cost more than all the rest.
         if not self._is_looping and self._marker in body[:SEARCHED_BYTES]:
             self._stop_looping()
 
@@ -230,6 +232,7 @@ class OwnTelemetry(logging.Handler):
         if failure is None:
             self._sent[signal] += len(told)
             return
+        # What was logged while this was sent has its room first: it is newer.
         room = 0 if self._is_looping else max(0, self._settings.max_waiting - len(queue))
         if failure not in (FailureClass.TRANSIENT, FailureClass.AUTH):
             room = 0

@@ -58,7 +58,10 @@ class FolderEntry(NamedTuple):
 
 
 class Dress(NamedTuple):
-    """What a file or folder gets besides its content; None: as it comes."""
+    """What a file or folder gets besides its content; None: as it comes.
+
+    Given last: a file that is not to be read by others must not be, while it is written.
+    """
 
     mode: int
     mtime_ns: int | None = None
@@ -163,6 +166,8 @@ class Folder:
         `enters` is asked about each folder, after it was yielded. What cannot be looked at is told
         to `failed`, and passed over; without it, and for the folder itself, it is an error.
         """
+        # A stack of folders, not a recursion: a tree of any depth is walked. Only the folders on
+        # the way down are held, each with its names sorted.
         waiting = [iter(self._scan("", None))]
         while waiting:
             entry = next(waiting[-1], None)
@@ -221,6 +226,8 @@ class Folder:
         """
         folder, name = self._split(path)
         parent = self._folder(folder, make=True)
+        # Most files are one block. Those are written in one step under their own name, which saves
+        # a rename for each of a million files; a crash leaves at most one of each thread short.
         coming = iter(blocks)
         first = next(coming, b"")
         second = next(coming, None)

@@ -99,7 +99,12 @@ BATCH_ROWS = 10_000
 
 
 class RowFormat:
-    """Reads the rows of files of one kind."""
+    """Reads the rows of files of one kind.
+
+    A file that lacks a column is read all the same, as Spark does with folders of files: columns
+    are fitted to the schema afterwards, and missing ones are null. Only the time is different: what
+    cannot be compared is not wanted.
+    """
 
     def __init__(
         self,
@@ -258,6 +263,8 @@ class FileSetReader(DataSourceReader):
         """Yield the rows of one part."""
         if not isinstance(partition, ShippedPart):
             return  # Spark's own word for "there are none"
+        # Without the database: tasks are given the keys of all chunks that they need, so that a
+        # hundred executors do not ask it, nor have to reach it.
         schema = to_arrow_schema(self._schema, timezone="UTC")
         with Store.open_objects(self._options.store) as store:
             files = FileSet(store, partition.layers, keys=partition.found_keys())

@@ -62,6 +62,8 @@ class Publisher:
 
         They are put together in the folder `scratch`, which must be on the same disk.
         """
+        # Places and not records: a journal may be larger than memory, and its records are made
+        # when they are written.
         places: dict[PurePath, array[int]] = {}
         for place, record in enumerate(records):
             folder = self._directory / _partition(record, self._format.partition_by)
@@ -216,6 +218,8 @@ def _record_line(record: JournalRecord) -> bytes:
         "slot": record.slot,
         "headers": record.headers,
     }
+    # Parsed only to see whether it can stand in a line of JSON. What is written are the bytes that
+    # came: written anew, numbers and the order of keys might change.
     try:
         orjson.loads(record.payload)
     except orjson.JSONDecodeError:
@@ -255,7 +259,10 @@ def _name(first: JournalRecord, last: JournalRecord, ending: str) -> str:
 
 
 def _published(disk: Disk, directory: PurePath) -> Iterator[tuple[PurePath, int]]:
-    """Yield the files that bear our names, with their sizes, also in partitions."""
+    """Yield the files that bear our names, with their sizes, also in partitions.
+
+    Nothing else is ever counted or removed: the directory belongs to the user.
+    """
     for entry in disk.list(directory):
         if entry.is_dir and _PARTITION.fullmatch(entry.name):
             yield from _published(disk, directory / entry.name)

@@ -119,7 +119,11 @@ def make(config: Config, context: ExporterContext) -> Exporter:
 
 
 class HttpExporter:
-    """One backend. A send is one request, and a second one if a token had to be renewed."""
+    """One backend. A send is one request, and a second one if a token had to be renewed.
+
+    What does not change from request to request is put together once, here: address, headers, and
+    whether an answer speaks for each event or for all.
+    """
 
     def __init__(self, config: Config, context: ExporterContext) -> None:
         preset = PRESETS[config.preset]

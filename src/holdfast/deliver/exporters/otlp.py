@@ -225,6 +225,8 @@ class OtlpExporter:
         failed: dict[int, Failure] = {}
         rejected = Counter[str]()
         ended: Failure | None = None
+        # Runs and not groups: events are sent in their order, and one of another signal in between
+        # ends a run.
         for key, run in groupby(enumerate(events), lambda one: _joins_with(one[1])):
             places = [index for index, _ in run]
             if ended is None:
@@ -242,7 +244,11 @@ class OtlpExporter:
     async def _send_run(
         self, key: _RunKey, bodies: list[bytes], rejected: Counter[str]
     ) -> Failure | None:
-        """Send requests that can be joined; those that are too large alone in parts."""
+        """Send requests that can be joined; those that are too large alone in parts.
+
+        Several that the backend finds too large together are not cut here: the delivery loop sends
+        fewer of them then, which it can account for one by one.
+        """
         kind, kept = OtlpKind(key.signal), dict(key.headers)
         body = b"".join(bodies)
         if len(body) <= self._config.max_request_bytes:
@@ -260,7 +266,11 @@ class OtlpExporter:
         rejected: Counter[str],
         max_bytes: int,
     ) -> Failure | None:
-        """Send a request in parts, as small as it takes."""
+        """Send a request in parts, as small as it takes.
+
+        If one of them fails, the others may be there already, and come again with the next try:
+        OTLP has no name for a request by which a backend could know it.
+        """
         from holdfast.signals.otlp.codec import split
         from holdfast.signals.otlp.problem import NotOtlp
 

@@ -149,7 +149,11 @@ def _never(_: Segment) -> bool:
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Some stored rows of the slot: their schema, and how to read them."""
+    """Some stored rows of the slot: their schema, and how to read them.
+
+    A function and not an iterator: what is not asked for is never opened, however many parts there
+    are.
+    """
 
     schema: pa.Schema
     read: Callable[[], Iterator[pa.RecordBatch]]
@@ -190,6 +194,7 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
 def _batches(
     parts: Sequence[StoredRows], schema: pa.Schema, times: TimeRange, span: Span
 ) -> Iterator[pa.RecordBatch]:
+    # The mask is made before columns are dropped: the event time may not be among those asked for.
     for part in parts:
         for batch in part.read():
             rows = batch if span == EVERYTHING else span.cut(batch)

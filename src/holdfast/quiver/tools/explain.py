@@ -117,7 +117,11 @@ class _Story:
         return fate
 
     def take(self, line: Line) -> None:
-        """Follow one line."""
+        """Follow one line.
+
+        A subscriber that is registered again begins anew: what an earlier one of its name had read
+        is no outcome of this one.
+        """
         if line.resolution is not None:
             self._take_outcome(line)
             return
@@ -190,6 +194,8 @@ def _find(inventory: Inventory, seq: int, story: _Story) -> tuple[str, dict[str,
 
 
 def _wal_file(inventory: Inventory, seq: int) -> str:
+    # By walking: nothing says where in a file a bundle is, and nobody needs to know but a person
+    # who looks.
     for content in inventory.wal:
         start = HEADER_BYTES
         try:
@@ -328,6 +334,7 @@ def _search_segment(segment: Segment, sought: _Sought) -> Iterator[Match]:
 
 
 def _file_may_hold(segment: Segment, place: int, sought: _Sought) -> bool:
+    # Rows of an opaque file are packed streams: a text in them cannot be seen from outside.
     file = segment.files[place]
     if file.summary.kind == "opaque":
         return True

@@ -108,6 +108,11 @@ def _check_balances(
 
 @dataclass(frozen=True)
 class _FsckChecks:
+    """What is compared with what: names with what they may be, then sizes with manifests, then
+    ranges with each other. Each check stands alone, so that damage in one place hides none in
+    another.
+    """
+
     disk: Disk
     root: PurePath
     inventory: Inventory
@@ -222,6 +227,8 @@ class _FsckChecks:
             )
 
     def _segments(self) -> Iterator[QuiverFinding]:
+        # Nothing is expected of a segment that the ledger has as deleted: a power cut may have
+        # brought back its folder, and not all of its files.
         deleted = self.inventory.ledger.state.deleted_segments
         for segment in self.inventory.segments:
             summary, where = segment.summary, f"{names.SEGMENTS_DIR}/{segment.path.name}"

@@ -69,6 +69,12 @@ def scrub(disk: Disk, root: PurePath, on_read: Callable[[int], None]) -> Report:
 
 
 class _Scrub:
+    """Reads in the order in which damage hurts: the log, which exists once; the ledger; segments.
+
+    What is stored twice (headers, manifests) is a warning while one copy is sound: nothing is lost,
+    and the disk has shown what it does.
+    """
+
     def __init__(self, disk: Disk, report: Report, on_read: Callable[[int], None]) -> None:
         self._disk = disk
         self._report = report
