@@ -1,8 +1,9 @@
 """How a call ends: status codes, and what a peer is told beside them.
 
 Clients decide by the code whether they send again. `RetryInfo` says when; it travels in the trailer
-`grpc-status-details-bin`, as a google.rpc.Status that holds it. These messages have a handful of
-fields that never change, so they are written and read here, and no descriptor is loaded for them.
+`grpc-status-details-bin`, as a google.rpc.Status that holds it, and once more by itself, which is
+where the Python SDK of OpenTelemetry looks for it. These messages have a handful of fields that
+never change, so they are written and read here, and no descriptor is loaded for them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from enum import IntEnum
 from urllib.parse import unquote_to_bytes
 
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
+_RETRY_INFO_TRAILER = b"google.rpc.retryinfo-bin"
 # Told to a client, or believed of a server: an hour is an outage, not a wait.
 RETRY_AFTER_MAX_S = 3600.0
 _VARINT_BYTES_MAX = 10
@@ -69,8 +71,12 @@ def trailers_of(failure: CallFailed) -> list[tuple[bytes, bytes]]:
     text = _cut(failure.message)
     trailers = [(b"grpc-status", b"%d" % failure.code), (b"grpc-message", _quoted(text))]
     if failure.retry_after_s is not None:
-        details = _details(failure.code, text, failure.retry_after_s)
-        trailers.append((b"grpc-status-details-bin", base64.b64encode(details).rstrip(b"=")))
+        retry_info = _retry_info(failure.retry_after_s)
+        details = _details(failure.code, text, retry_info)
+        trailers += [
+            (b"grpc-status-details-bin", _binary(details)),
+            (_RETRY_INFO_TRAILER, _binary(retry_info)),
+        ]
     return trailers
 
 
@@ -102,12 +108,20 @@ def _quoted(text: bytes) -> bytes:
 # -------------------------------------------------------------------- protobuf
 
 
-def _details(code: StatusCode, text: bytes, retry_after_s: float) -> bytes:
-    """Return a google.rpc.Status with a RetryInfo in it."""
+def _binary(value: bytes) -> bytes:
+    """Return a value as a header may hold it whose name ends with `-bin`."""
+    return base64.b64encode(value).rstrip(b"=")
+
+
+def _retry_info(retry_after_s: float) -> bytes:
+    """Return a google.rpc.RetryInfo."""
     wait_ns = int(min(max(retry_after_s, 0.0), RETRY_AFTER_MAX_S) * 1e9)
     seconds, nanos = divmod(wait_ns, 10**9)
-    duration = b"\x08" + _varint(seconds) + b"\x10" + _varint(nanos)
-    retry_info = _field(1, duration)
+    return _field(1, b"\x08" + _varint(seconds) + b"\x10" + _varint(nanos))
+
+
+def _details(code: StatusCode, text: bytes, retry_info: bytes) -> bytes:
+    """Return a google.rpc.Status with a RetryInfo in it."""
     return (
         b"\x08"
         + _varint(code)
