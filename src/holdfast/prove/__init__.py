@@ -14,6 +14,7 @@ from holdfast.seam.points import FaultPoint
 NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
+    "otel": "kill a gateway of telemetry and its backends; every span must arrive, once",
     "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
     "handoff": "kill, stop and cut off data nodes and their gateway; each owner has all, once",
     "store": "kill writers, readers, deleters and collectors; what is used stays, nothing else",
@@ -58,6 +59,11 @@ def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
             from holdfast.prove.gateway import prove_gateway
 
             return prove_gateway
+        case "otel":
+            need("otel")
+            from holdfast.prove.otel import prove_otel
+
+            return prove_otel
         case "dataflow":
             need("spark")
             from holdfast.prove.dataflow import prove_dataflow
@@ -82,7 +88,7 @@ def points(name: str) -> list[tuple[str, str]]:
         from holdfast.store.gc.points import StorePoint
 
         listed = list(StorePoint)
-    if name == "gateway":
+    if name in ("gateway", "otel"):
         from holdfast.deliver.context import DeliveryPoint
 
         listed += DeliveryPoint

@@ -5,8 +5,9 @@ twice only if a kill explains it: nobody can know then whether the first arrival
 
 A quiver's readers note each acknowledgement, so what came before it may come again, and what came
 after it may not. A backend of a gateway notes arrivals only, in order. An event must first arrive
-in the order of the positions that clients were told, and again only if a kill fell between the two
-arrivals and the first of them was among the last that its connection could hold.
+in the order of the positions that clients were told (of telemetry, where they are told none, in the
+order in which each client sent), and again only if a kill fell between the two arrivals and the
+first of them was among the last that its connection could hold.
 """
 
 from __future__ import annotations
@@ -211,15 +212,16 @@ def read_arrivals(directory: Path, destination: str) -> list[tuple[int, str]]:
     return arrivals
 
 
-def check_gateway(directory: Path, events_per_request: dict[str, int]) -> GatewayVerdict:
+def check_gateway(
+    directory: Path, events_per_request: Mapping[str, int], *, by_client: bool = False
+) -> GatewayVerdict:
     """Compare the clients' journals with those of all backends."""
     verdict = GatewayVerdict()
     sent, kills = read_journals(directory), read_kills(directory)
     verdict.count_sent(sent)
     for destination, in_flight_max in events_per_request.items():
-        _DestinationCheck(destination, in_flight_max, sent, kills, verdict).check(
-            read_arrivals(directory, destination)
-        )
+        one_check = _DestinationCheck(destination, in_flight_max, sent, kills, verdict, by_client)
+        one_check.check(read_arrivals(directory, destination))
     return verdict
 
 
@@ -233,15 +235,18 @@ class _DestinationCheck:
         sent: dict[str, Sent],
         kills: list[int],
         verdict: GatewayVerdict,
+        by_client: bool,
     ) -> None:
         self._name = name
         self._in_flight_max = in_flight_max
         self._sent = sent
         self._kills = kills
         self._verdict = verdict
+        self._by_client = by_client
         # By event: its last arrival, as a place in the journal.
         self._places: dict[str, int] = {}
-        self._newest = (-1, -1)
+        # By client, where each has its own order; else one for all.
+        self._newest: dict[str, tuple[int, int]] = {}
 
     def check(self, arrivals: list[tuple[int, str]]) -> None:
         """Walk through the journal, then look what is missing in it."""
@@ -270,10 +275,12 @@ class _DestinationCheck:
         seq = self._sent[append].seq
         if seq is None:
             return  # its client never learnt its position
-        if (seq, int(row)) <= self._newest:
+        line = name.partition("-")[0] if self._by_client else ""
+        newest = self._newest.get(line, (-1, -1))
+        if (seq, int(row)) <= newest:
             self._verdict.order_violations += 1
-            self._verdict.note(f"{self._name}: {name} at {seq} came after {self._newest}")
-        self._newest = max(self._newest, (seq, int(row)))
+            self._verdict.note(f"{self._name}: {name} at {seq} came after {newest}")
+        self._newest[line] = max(newest, (seq, int(row)))
 
     def _check_again(self, name: str, times: list[int], before: int, now: int) -> None:
         """An event may come again after a kill, if it was in the last request before it."""

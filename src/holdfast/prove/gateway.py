@@ -7,13 +7,16 @@ everything has arrived, and the journals of all involved are compared.
 
 On a small disk both backends are away now and then, until it is full and events are refused; the
 gateway is killed there, and has to start on it, and to continue when its backends are back.
+
+What flows is said by `GatewayEnds`: lineage here, telemetry in otel.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
@@ -38,13 +41,38 @@ KILL_SITES = (*QUIVER_SITES, DeliveryPoint.SENT, DeliveryPoint.COMMITTED)
 SINGLE, BATCH = "single", "batch"
 # What one request of each destination holds: all that a kill may bring twice.
 EVENTS_PER_REQUEST = {SINGLE: 1, BATCH: 20}
+# Small files and short pauses, so that every step happens often.
+BUFFER_SETTINGS = {
+    "segment": {"target_size": "1MB", "max_open_duration": "50ms"},
+    "wal": {"file_size": "256KB"},
+}
+DRAIN = "20s"
 _GATEWAY, _CLIENTS = "gateway", "clients"
 
 
+@dataclass(frozen=True)
+class GatewayEnds:
+    """Who sends to a gateway under proof, and who receives from it."""
+
+    # The processes of both ends. Its clients are called with the gateway's ports, the folder of
+    # the journals and their number; a backend by its role, with its port and journal.
+    module: str
+    # How many ports of the gateway there are to send to.
+    ports: int
+    # By destination: the role of its backend, and how many events a kill may bring twice.
+    roles: Mapping[str, str]
+    events_per_request: Mapping[str, int]
+    # Returns the configuration, by the ports to send to, the ports of the backends, the data
+    # directory and the time-out of an append.
+    graph_file: Callable[[Sequence[int], Mapping[str, int], str, float], str]
+    # Clients are told no position: what each of them sent has to arrive in its own order.
+    by_client: bool = False
+
+
 def graph_file(
-    port: int, backend_ports: dict[str, int], data_dir: str, append_timeout_s: float
+    ports: Sequence[int], backend_ports: Mapping[str, int], data_dir: str, append_timeout_s: float
 ) -> str:
-    """Return the configuration: small files and short pauses, so that every step happens often."""
+    """Return the configuration for lineage."""
     delivery = {"retry_max": "100ms", "send_timeout": "5s"}
     dialects = {SINGLE: "single", BATCH: "batch_array"}
     exporters = {
@@ -64,22 +92,27 @@ def graph_file(
         "lineage": {
             "kind": "receiver",
             "type": "openlineage",
-            "config": {"listen": f"127.0.0.1:{port}"},
+            "config": {"listen": f"127.0.0.1:{ports[0]}"},
             "to": ["buffer"],
         },
         "buffer": {
             "kind": "processor",
             "type": "quiver",
-            "config": {
-                "append": {"timeout": append_timeout_s},
-                "segment": {"target_size": "1MB", "max_open_duration": "50ms"},
-                "wal": {"file_size": "256KB"},
-            },
+            "config": {"append": {"timeout": append_timeout_s}, **BUFFER_SETTINGS},
             "to": list(exporters),
         },
         **exporters,
     }
-    return yaml.safe_dump({"data_dir": data_dir, "drain": "20s", "nodes": nodes}, sort_keys=False)
+    return yaml.safe_dump({"data_dir": data_dir, "drain": DRAIN, "nodes": nodes}, sort_keys=False)
+
+
+LINEAGE_ENDS = GatewayEnds(
+    module="lineage",
+    ports=1,
+    roles={SINGLE: "backend", BATCH: "backend"},
+    events_per_request=EVENTS_PER_REQUEST,
+    graph_file=graph_file,
+)
 
 
 class GatewayProver:
@@ -87,19 +120,23 @@ class GatewayProver:
 
     last_step = "everything has to arrive"
 
-    def __init__(self, options: ProofOptions) -> None:
+    def __init__(self, options: ProofOptions, ends: GatewayEnds = LINEAGE_ENDS) -> None:
         self._options = options
+        self._ends = ends
         self._processes = ProofProcesses(options.directory, options.seed)
         self._dice = self._processes.dice
         self._journals = self._processes.journals
-        self._port, *ports = free_ports(3)
-        self._backend_ports = dict(zip((SINGLE, BATCH), ports, strict=True))
+        ports = free_ports(ends.ports + len(ends.roles))
+        self._ports = ports[: ends.ports]
+        self._backend_ports = dict(zip(ends.roles, ports[ends.ports :], strict=True))
         self._lives: Counter[str] = Counter()
         self._strikes_at_random = 0
         self._config_path = options.directory / "gateway.yaml"
         timeout_s = APPEND_TIMEOUT_S if options.fills_disk else AppendConfig.timeout_s
         self._config_path.write_text(
-            graph_file(self._port, self._backend_ports, str(options.data_dir / "data"), timeout_s)
+            ends.graph_file(
+                self._ports, self._backend_ports, str(options.data_dir / "data"), timeout_s
+            )
         )
         self._kills = ProofJournal(self._journals / KILLS)
 
@@ -110,14 +147,14 @@ class GatewayProver:
         for name in self._backend_ports:
             self._start_backend(name)
         self._start_gateway()
-        arguments = (str(self._port), str(self._journals), str(CLIENTS))
-        self._processes.start(_CLIENTS, "lineage", "clients", *arguments, word=None)
+        arguments = (*map(str, self._ports), str(self._journals), str(CLIENTS))
+        self._processes.start(_CLIENTS, self._ends.module, "clients", *arguments, word=None)
 
     def _start_backend(self, name: str) -> None:
         self._lives[name] += 1
         journal = str(self._journals / f"{self._lives[name]:04d}.{name}")
         port = str(self._backend_ports[name])
-        self._processes.start(name, "lineage", "backend", port, journal)
+        self._processes.start(name, self._ends.module, self._ends.roles[name], port, journal)
 
     def _start_gateway(self, death: Death | None = None) -> None:
         path = str(self._config_path)
@@ -144,7 +181,7 @@ class GatewayProver:
         self._strikes_at_random += 1
         if self._options.fills_disk and self._strikes_at_random % FILL_EVERY_STRIKES == 1:
             return self._strike_on_full_disk()
-        victim = self._dice.choice((_GATEWAY, _GATEWAY, SINGLE, BATCH))
+        victim = self._dice.choice((_GATEWAY, _GATEWAY, *self._backend_ports))
         time.sleep(self._dice.uniform(0.05, 1.0))
         self._processes.kill(victim)
         self._note_kill()
@@ -189,17 +226,23 @@ class GatewayProver:
         # As long as something arrives there is no hurry: what is looked for is an event that never
         # comes, on a machine of any speed.
         deadline_s = time.monotonic() + DRAIN_SECONDS_MAX
-        verdict = check_gateway(self._journals, EVENTS_PER_REQUEST)
+        verdict = self._check()
         while verdict.lost and time.monotonic() < deadline_s:
             time.sleep(POLL_SECONDS)
-            before, verdict = verdict, check_gateway(self._journals, EVENTS_PER_REQUEST)
+            before, verdict = verdict, self._check()
             if verdict.lost < before.lost:
                 deadline_s = time.monotonic() + DRAIN_SECONDS_MAX
         self._processes.stop(_GATEWAY)
         # Once more: what arrived last may have arrived twice.
-        verdict = check_gateway(self._journals, EVENTS_PER_REQUEST)
+        verdict = self._check()
         verdict.equation = self._balances_hold()
         return verdict
+
+    def _check(self) -> GatewayVerdict:
+        """Compare what the journals say by now."""
+        return check_gateway(
+            self._journals, self._ends.events_per_request, by_client=self._ends.by_client
+        )
 
     def _balances_hold(self) -> bool:
         """Whether the ledger says, too, that nothing is pending: accepted = all outcomes."""
@@ -207,7 +250,7 @@ class GatewayProver:
         (core,) = buffer.directory.glob("core-*")
         with Quiver.open(core) as quiver:
             balances = [quiver.balance(name) for name in quiver.subscribers()]
-        return len(balances) == len(EVENTS_PER_REQUEST) and all(
+        return len(balances) == len(self._backend_ports) and all(
             balance.holds and balance.pending.events == 0 for balance in balances
         )
 

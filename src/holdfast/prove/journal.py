@@ -7,7 +7,8 @@ missing at its end only turns an answer into "unanswered".
 A client of a quiver or a gateway:
 
     S <name> <bundles>          about to send: an append of so many bundles, named name.0, name.1, …
-    A <name> <seq>              answered: the first bundle has this seq
+    A <name> <seq>              answered: the first bundle has this seq; of telemetry, whose answers
+                                tell none, the client's own count
     E <name> no|maybe <error>   refused: certainly not stored, or perhaps
 
 A reader of a quiver:
