@@ -18,10 +18,10 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench setup-peers clean
+.PHONY: help demo test test-all lint bench setup-peers setup-js clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED) ## see events survive a crash (ARGS="…" adds options, also for test and bench)
 	$(BIN)/holdfast demo $(ARGS)
@@ -42,6 +42,9 @@ bench: $(INSTALLED) ## measure against the bare disk
 
 setup-peers: ## install the Debian packages that tests compare with
 	scripts/setup-peers
+
+setup-js: ## install the JavaScript SDK of OpenTelemetry that tests send with (needs npm)
+	scripts/setup-js
 
 clean: ## remove the virtual environment, caches and build results
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
