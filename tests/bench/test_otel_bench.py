@@ -9,15 +9,26 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.bench.otel_process import collector_program
+
 FIGURES = {
-    f"{name}{suffix}"
-    for name in ("grpc_vs_plain", "http_vs_plain", "spans_per_s", "grpc_cpu_us_per_request")
+    *(
+        f"{name}{suffix}"
+        for name in ("grpc_vs_plain", "http_vs_plain", "plain_control", "spans_per_s")
+        for suffix in ("", "_1000")
+    ),
+    *("join_vs_single", "join_vs_single_control", "rss_mb", "rss_in_flight_mb"),
+    *(f"persistence_{what}_ratio" for what in ("cpu", "throughput", "p99")),
+}
+COLLECTOR_FIGURES = {
+    f"vs_otelcol_durable{ending}{suffix}"
+    for ending in ("", "_control", "_cpu", "_1_senders", "_16_senders")
     for suffix in ("", "_1000")
 }
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_every_figure_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "holdfast", "bench", "otel", "--quick", "--json"]
     done = subprocess.run(
@@ -25,6 +36,12 @@ def test_every_figure_is_measured(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["spread"].keys() >= FIGURES
-    assert all(found[name] > 0 for name in FIGURES)
+    expected = FIGURES
+    if collector_program() is None:
+        assert found["vs_otelcol_durable"] == "skipped"
+    else:
+        assert found["otelcol_lost"] == found["holdfast_lost"] == 0
+        expected = FIGURES | COLLECTOR_FIGURES
+    assert found["spread"].keys() >= expected
+    assert all(found[name] > 0 for name in expected)
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from holdfast.errors import BadInput
 NAMES: dict[str, str] = {
     "quiver": "append, acknowledge, seal, recover and start, against the bare disk",
     "gateway": "accept, forward and hold lineage events, beside NATS JetStream",
-    "otel": "accept telemetry over gRPC and HTTP, beside a server that parses and forgets",
+    "otel": "accept and forward telemetry, beside a bare server and the OpenTelemetry Collector",
     "handoff": "drain into data nodes, fairly; hold what waits for them, and start with it",
     "dataflow": "read, map and reduce on Spark, beside its own Parquet source",
     "store": "store, restore, list, compare and collect, beside restic and borg",

@@ -132,14 +132,19 @@ def interleave(
     return results
 
 
-def rotated(contenders: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+def rotated(
+    contenders: Mapping[str, Callable[[], Result]], rounds: int, *, warm_up: bool = False
+) -> dict[str, list[Result]]:
     """Run all contenders once a round, each round beginning with the next: A B C, B C A, C A B …
 
-    Nobody always follows the same one, whose leftovers it would pay for. There is no round before
-    the first: each contender has to make itself ready outside of what it measures.
+    Nobody always follows the same one, whose leftovers it would pay for. Contenders that are not
+    made ready outside of what they measure have a round before the first, which is discarded.
     """
     names = list(contenders)
     results: dict[str, list[Result]] = {name: [] for name in names}
+    if warm_up:
+        for contend in contenders.values():
+            contend()
     for number in range(rounds):
         first = number % len(names)
         for name in names[first:] + names[:first]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import re
@@ -52,12 +53,17 @@ class ServerProcess:
         """Return its resident memory without mapped files, whose pages the kernel may drop."""
         return self._memory_mb("RssAnon")
 
+    def tree_rss_mb(self) -> float:
+        """Return its resident memory and that of its children; what they share counts for each."""
+        pids = [self._child.pid]
+        with contextlib.suppress(OSError):  # a child may end while it is looked at
+            for task in Path(f"/proc/{self._child.pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+        return sum(_status_mb(pid, "VmRSS") for pid in pids)
+
     def _memory_mb(self, field: str) -> float:
         """Return a field of the kernel's own account of the process."""
-        status = Path(f"/proc/{self._child.pid}/status").read_text()
-        found = re.search(rf"{field}:\s+(\d+) kB", status)
-        assert found is not None, f"BUG: no {field}"
-        return int(found[1]) / 1024
+        return _status_mb(self._child.pid, field)
 
     def wait_for_port(self, port: int) -> None:
         """Wait until somebody listens there."""
@@ -69,6 +75,11 @@ class ServerProcess:
             time.sleep(POLL_SECONDS)
         raise CheckFailed("a server did not start", hint="its log says why", path=str(self._log))
 
+    def kill(self) -> None:
+        """End it at once."""
+        self._child.kill()
+        self._child.wait()
+
     def stop(self) -> None:
         """Ask it to stop, as a service manager does; kill it if it does not."""
         self._child.send_signal(signal.SIGTERM)
@@ -77,6 +88,15 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             self._child.kill()
             self._child.wait()
+
+
+def _status_mb(pid: int, field: str) -> float:
+    """Return a size that the kernel says of a process; 0 if it has ended."""
+    try:
+        found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    except OSError:
+        found = None
+    return 0.0 if found is None else int(found[1]) / 1024
 
 
 class MeasuredGateway(ServerProcess):

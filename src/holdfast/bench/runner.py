@@ -141,9 +141,28 @@ def _gateway() -> Benchmark:
 def _otel() -> Benchmark:
     # Beside `grpcio`, which is the peer and the client here, and nothing that Holdfast listens by.
     from holdfast.bench.otel_accept import measure_otel_accept
+    from holdfast.bench.otel_durable import measure_otel_durable
+    from holdfast.bench.otel_forward import measure_joining, measure_persistence
+    from holdfast.bench.otel_memory import measure_otel_memory
 
-    bars = (Bar("grpc_vs_plain", at_most=2.5), Bar("http_vs_plain", at_most=1.5))
-    return Benchmark((measure_otel_accept,), bars, OTEL_FULL, OTEL_QUICK)
+    sections = (
+        measure_otel_memory,
+        measure_otel_accept,
+        measure_otel_durable,
+        measure_joining,
+        measure_persistence,
+    )
+    bars = (
+        Bar("grpc_vs_plain", at_most=2.5),
+        Bar("grpc_vs_plain_1000", at_most=2.5),
+        Bar("http_vs_plain", at_most=1.5),
+        Bar("http_vs_plain_1000", at_most=1.5),
+        Bar("vs_otelcol_durable", at_least=1.0),
+        Bar("vs_otelcol_durable_1000", at_least=1.0),
+        Bar("rss_mb", at_most=150),
+        Bar("rss_in_flight_mb", at_most=400),
+    )
+    return Benchmark(sections, bars, OTEL_FULL, OTEL_QUICK)
 
 
 def _dataflow() -> Benchmark:

@@ -210,7 +210,11 @@ class OtelScale:
     rounds: int
     # Of each load.
     seconds: float
+    # Requests of 100 spans that wait for a destination.
+    backlog_requests: int
+    # Requests that are answered before a server is killed.
+    answered_before_kill: int
 
 
-OTEL_FULL = OtelScale(rounds=7, seconds=5.0)
-OTEL_QUICK = OtelScale(rounds=2, seconds=0.5)
+OTEL_FULL = OtelScale(rounds=7, seconds=2.5, backlog_requests=2_000, answered_before_kill=500)
+OTEL_QUICK = OtelScale(rounds=2, seconds=0.5, backlog_requests=200, answered_before_kill=20)
