@@ -18,7 +18,7 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench setup-peers setup-js clean
+.PHONY: help demo test test-all lint bench setup-peers setup-collectors setup-js clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ bench: $(INSTALLED) ## measure against the bare disk
 
 setup-peers: ## install the Debian packages that tests compare with
 	scripts/setup-peers
+
+setup-collectors: ## build the OpenTelemetry Collector that tests and benchmarks compare with (needs Go)
+	scripts/setup-collectors
 
 setup-js: ## install the JavaScript SDK of OpenTelemetry that tests send with (needs npm)
 	scripts/setup-js
