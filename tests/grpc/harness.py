@@ -26,9 +26,9 @@ from hyperframe.frame import (
 from tests.patience import PATIENCE_S, until
 
 from holdfast.dead_letters.queue import DeadLetterQueue
+from holdfast.grpc.calls import Method, ServerCall, ServerStream, StreamMethod
 from holdfast.grpc.http2 import PREFACE
 from holdfast.grpc.messages import framed
-from holdfast.grpc.server import Method, ServerCall
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode
 from holdfast.quiver import Quiver
@@ -45,6 +45,7 @@ FAST = "/test.Service/Fast"
 SLOW = "/test.Service/Slow"
 FAIL = "/test.Service/Fail"
 CALLER = "/test.Service/Caller"
+TALK = "/test.Service/Talk"
 
 
 class Echo:
@@ -98,6 +99,35 @@ class Caller:
         return client_of(call).name.encode()
 
 
+class Talk:
+    """Answers each message of a stream; the first word may say that something else is wanted."""
+
+    def __init__(self) -> None:
+        self.received = 0
+        self.ended = 0
+        self.cancelled = 0
+        # Cleared: it reads nothing more.
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def converse(self, stream: ServerStream) -> None:
+        try:
+            while (body := await stream.receive()) is not None:
+                self.received += 1
+                if body == b"fail":
+                    raise CallFailed(StatusCode.ABORTED, "as asked")
+                if body == b"many":
+                    for _ in range(1000):
+                        await stream.send(bytes(65536))
+                if body:
+                    await stream.send(b"got " + body)
+                await self.reads.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        self.ended += 1
+
+
 class Served:
     """A gRPC server in a thread."""
 
@@ -122,7 +152,9 @@ class Served:
         self.admission = Admission(limits.max_requests, limits.max_in_flight_bytes)
         self.gate = ReceiverGate(context, self.counts, Tokens(tokens, seam), self.admission)
         self.slow = Slow()
-        methods: dict[str, Method] = {
+        self.talk = Talk()
+        methods: dict[str, Method | StreamMethod] = {
+            TALK: self.talk,
             ECHO: Echo(),
             FAST: Fast(),
             SLOW: self.slow,

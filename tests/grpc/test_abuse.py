@@ -38,8 +38,9 @@ from tests.grpc.harness import (
 )
 from tests.patience import PATIENCE_S, SCALE, until, until_async
 
-from holdfast.grpc.http2 import PREFACE, TURN_BYTES, Http2
+from holdfast.grpc.http2 import PREFACE, Http2
 from holdfast.grpc.messages import MessageLimits, framed
+from holdfast.grpc.outgoing import TURN_BYTES
 from holdfast.grpc.server import ServerConnections
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode
@@ -394,6 +395,9 @@ class _OpenGate:
         self.held_bytes += size_bytes
 
     hold = received
+
+    def give_back(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
 
     def leave(self) -> None:
         self.inside -= 1

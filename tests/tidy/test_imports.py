@@ -87,7 +87,9 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     "grpc": (
         {"settings", "status", "windows"},
         {"engine", "messages"},
+        {"outgoing", "streams"},
         {"http2"},
+        {"calls"},
         {"client", "server"},
         {"health"},
         {"__init__"},

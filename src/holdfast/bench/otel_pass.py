@@ -13,10 +13,11 @@ import sys
 
 import uvloop
 
+from holdfast.grpc.calls import ServerCall
 from holdfast.grpc.client import GrpcClient, GrpcTarget
 from holdfast.grpc.engine import HeaderList
 from holdfast.grpc.messages import MessageLimits
-from holdfast.grpc.server import ServerCall, ServerConnections
+from holdfast.grpc.server import ServerConnections
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode
 from holdfast.receive.admission import Admission, Admitted

@@ -16,8 +16,10 @@ import errno
 import math
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from holdfast.bodies import TooMuch, Undecodable
 from holdfast.grpc.engine import HeaderList
@@ -35,6 +37,7 @@ from holdfast.grpc.messages import (
 )
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode, failure_of
+from holdfast.grpc.streams import InboundMessages, OutboundMessages
 from holdfast.seam.clock import Clock
 
 # What a server sends without data depends on what it is sent, and it was chosen by whoever wrote
@@ -97,7 +100,7 @@ class ConnectTimedOut(ConnectionError):
 class _ClientCall:
     """One call, until it has its answer."""
 
-    __slots__ = ("answer", "encoding", "message", "reader", "status")
+    __slots__ = ("answer", "encoding", "message", "reader", "status", "stream")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_response_bytes: int) -> None:
         self.answer: asyncio.Future[Message] = loop.create_future()
@@ -105,6 +108,64 @@ class _ClientCall:
         self.message: Message | None = None
         self.encoding = IDENTITY
         self.status = b""
+        # Of a call with any number of messages; it has no `answer` then.
+        self.stream: ClientStream | None = None
+
+
+class ClientStream:
+    """A call whose messages come and go one by one."""
+
+    def __init__(
+        self,
+        client: GrpcClient,
+        connection: _ClientConnection,
+        headers: HeaderList,
+        encoding: bytes,
+    ) -> None:
+        self._client = client
+        self._connection = connection
+        self._encoding = encoding
+        self.has_finished = False
+        stream_id, self._call = connection.open(headers)
+        self._call.stream = self
+        self._stream_id = stream_id
+        http2 = connection.http2
+        self.inbound = InboundMessages(
+            client.max_response_bytes, partial(http2.granted_stream, stream_id)
+        )
+        self.outbound = OutboundMessages(partial(http2.send_piece, stream_id))
+
+    async def send(self, body: bytes) -> None:
+        """Send a message, as soon as the one before is gone; raises `CallFailed`."""
+        await self.outbound.send(framed(body, self._encoding))
+
+    async def receive(self) -> bytes | None:
+        """Return the next message, None if the server has ended the call well; else `CallFailed`.
+
+        What the server was sent and has not answered may be done all the same.
+        """
+        message = await self.inbound.next()
+        if message is None:
+            return None
+        return await self._client.unpacked(message, self._call.encoding)
+
+    async def finish(self) -> None:
+        """Send no more messages; what the server still sends can be received."""
+        await self.outbound.until_sent()
+        if not self.has_finished:
+            self.has_finished = True
+            self._connection.http2.send_body(self._stream_id, b"")
+
+    def cancel(self) -> None:
+        """Take the call back, if it is not over."""
+        self._connection.give_up(self._stream_id)
+        self.ended(CallFailed(StatusCode.CANCELLED, "the call was taken back", maybe_done=True))
+
+    def ended(self, failure: CallFailed | None) -> None:
+        """Know that the server has ended the call."""
+        self.inbound.end(failure)
+        over = CallFailed(StatusCode.CANCELLED, "the server has ended the call", maybe_done=True)
+        self.outbound.end(failure or over)
 
 
 class _ClientConnection:
@@ -147,12 +208,17 @@ class _ClientConnection:
         It is known before its body is sent: a server may refuse it while that is under way, and the
         answer must find it.
         """
+        stream_id, call = self.open(headers)
+        self.http2.send_body(stream_id, body)
+        return stream_id, call
+
+    def open(self, headers: HeaderList) -> tuple[int, _ClientCall]:
+        """Begin a call that has sent nothing but its headers."""
         call = _ClientCall(self._loop, self._target.max_response_bytes)
         stream_id = self.http2.open_stream(headers)
         self.calls[stream_id] = call
         if stream_id > _STREAM_ID_MAX:
             self.takes_calls = False
-        self.http2.send_body(stream_id, body)
         return stream_id, call
 
     def give_up(self, stream_id: int) -> None:
@@ -176,6 +242,9 @@ class _ClientConnection:
 
     def _finish(self, stream_id: int, outcome: Message | CallFailed) -> None:
         call = self._remove(stream_id)
+        if call is not None and call.stream is not None:
+            call.stream.ended(outcome if isinstance(outcome, CallFailed) else None)
+            return
         if call is None or call.answer.done():
             return
         if isinstance(outcome, CallFailed):
@@ -216,6 +285,9 @@ class _ClientConnection:
 
     def _settle(self, stream_id: int, call: _ClientCall, failure: CallFailed | None) -> None:
         """End a call by its trailers."""
+        if call.stream is not None:
+            self._settle_stream(stream_id, call.stream, failure)
+            return
         self.http2.end_stream(stream_id)
         # OK without a whole message: the server did it, and the answer was lost on the way.
         if failure is None and (call.message is None or not call.reader.is_between):
@@ -225,11 +297,25 @@ class _ClientConnection:
         elif call.message is not None:
             self._finish(stream_id, call.message)
 
+    def _settle_stream(
+        self, stream_id: int, stream: ClientStream, failure: CallFailed | None
+    ) -> None:
+        if stream.has_finished:
+            self.http2.end_stream(stream_id)
+        else:
+            self.http2.reset(stream_id, ErrorCodes.NO_ERROR)
+        self._remove(stream_id)
+        stream.ended(failure)
+
     def data_came(self, stream_id: int, data: bytes) -> bool:
         self.heard_s = self._loop.time()
         call = self.calls.get(stream_id)
         if call is None:
             return False
+        if call.stream is not None:
+            self.http2.admitted(len(data))
+            call.stream.inbound.came(data)
+            return True
         try:
             for message in call.reader.feed(data):
                 if call.message is not None:
@@ -270,6 +356,11 @@ class _ClientConnection:
         self._wake()
         if not self.calls:
             self.http2.end()
+
+    def all_sent(self, stream_id: int) -> None:
+        call = self.calls.get(stream_id)
+        if call is not None and call.stream is not None:
+            call.stream.outbound.sent()
 
     def peer_leaves(self, last_stream_id: int, code: int) -> None:
         self.takes_calls = False
@@ -329,14 +420,8 @@ class GrpcClient:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
         connection = await self._with_room(timeout_s)
-        headers = [
-            *self._head,
-            (b":path", path.encode()),
-            *self._tail,
-            (b"grpc-timeout", written_timeout(max(ends_s - loop.time(), 0.0))),
-            *(((b"grpc-encoding", encoding),) if encoding != IDENTITY else ()),
-            *metadata,
-        ]
+        timeout = (b"grpc-timeout", written_timeout(max(ends_s - loop.time(), 0.0)))
+        headers = self._headers(path, [timeout, *metadata], encoding)
         began_s = loop.time()
         stream_id, call = connection.begin(headers, framed(body, encoding))
         try:
@@ -351,7 +436,40 @@ class GrpcClient:
             raise _late(maybe_done=True) from None
         finally:
             connection.give_up(stream_id)
-        return await self._unpacked(message, call.encoding)
+        return await self.unpacked(message, call.encoding)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        path: str,
+        *,
+        timeout_s: float,
+        metadata: Sequence[tuple[bytes, bytes]] = (),
+        encoding: bytes = IDENTITY,
+    ) -> AsyncIterator[ClientStream]:
+        """Yield a call with any number of messages, which is taken back at the end if it is open.
+
+        `timeout_s` is for a connection that has room; the call itself may take as long as it likes.
+        Raises as `call` does.
+        """
+        connection = await self._with_room(timeout_s)
+        headers = self._headers(path, metadata, encoding)
+        stream = ClientStream(self, connection, headers, encoding)
+        try:
+            yield stream
+        finally:
+            stream.cancel()
+
+    def _headers(
+        self, path: str, metadata: Sequence[tuple[bytes, bytes]], encoding: bytes
+    ) -> HeaderList:
+        packing = () if encoding == IDENTITY else ((b"grpc-encoding", encoding),)
+        return [*self._head, (b":path", path.encode()), *self._tail, *packing, *metadata]
+
+    @property
+    def max_response_bytes(self) -> int:
+        """How large a message of the server may be, as it comes and unpacked."""
+        return self._target.max_response_bytes
 
     async def close(self) -> None:
         """End all connections; calls under way fail."""
@@ -363,7 +481,8 @@ class GrpcClient:
         if gone:
             await asyncio.wait(gone, timeout=_CLOSE_S)
 
-    async def _unpacked(self, message: Message, encoding: bytes) -> bytes:
+    async def unpacked(self, message: Message, encoding: bytes) -> bytes:
+        """Return a message as the server meant it; raises `CallFailed`."""
         if not message.is_packed:
             return await message.pieces.joined()
         try:

@@ -28,13 +28,13 @@ import h2.events
 import h2.exceptions
 
 from holdfast.grpc.engine import FixedHeaders, H2Engine, HeaderList, goaway
+from holdfast.grpc.outgoing import TURN_BYTES, Outgoing
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.windows import ReceiveWindows, WindowExceeded
 from holdfast.seam.clock import Clock
 from holdfast.seam.rate import TokenBucket
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-TURN_BYTES = 256 * 1024
 TURN_S = 0.010
 # Frames without data that one call pays for: its windows, and the pings of a client that measures.
 CONTROL_FRAMES_PER_CALL = 8
@@ -70,6 +70,9 @@ class Side(Protocol):
     def stream_reset(self, stream_id: int, code: int) -> None:
         """Know that a stream is gone."""
 
+    def all_sent(self, stream_id: int) -> None:
+        """Know that a piece is gone, and the next one may be sent."""
+
     def peer_leaves(self, last_stream_id: int, code: int) -> None:
         """Know that the peer takes no stream above this one."""
 
@@ -86,19 +89,6 @@ class _Violation(Exception):
     def __init__(self, code: ErrorCodes, message: str) -> None:
         super().__init__(message)
         self.code = code
-
-
-class _UnsentBody:
-    """What is left to send of a stream, while the peer's window has no room for it."""
-
-    __slots__ = ("data", "since_s", "trailers")
-
-    def __init__(self, data: bytes, trailers: HeaderList | None, since_s: float) -> None:
-        self.data = memoryview(data)
-        # None: the end of the data is the end of the stream.
-        self.trailers = trailers
-        # When the peer last took something of it.
-        self.since_s = since_s
 
 
 class Http2(asyncio.Protocol):
@@ -140,7 +130,7 @@ class Http2(asyncio.Protocol):
         self._open: set[int] = set()
         # Bytes of streams that nobody wanted, since the last that somebody did.
         self._unwanted_bytes = 0
-        self._bodies: dict[int, _UnsentBody] = {}
+        self._outgoing = Outgoing(self._h2, self._flush_soon, side.all_sent, self.end_stream)
 
     # ------------------------------------------------------------ the transport
 
@@ -172,16 +162,18 @@ class Http2(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ends = True
         self._buffer = b""
-        self._bodies.clear()
+        self._outgoing.clear()
         self._side.lost(exc)
 
     def pause_writing(self) -> None:
         self.unread_since_s = self._loop.time()
+        self._outgoing.is_paused = True
         self._hold_reading()
 
     def resume_writing(self) -> None:
         self.unread_since_s = None
-        self._send_bodies()
+        self._outgoing.is_paused = False
+        self._outgoing.send_all()
         self._soon()
 
     def data_received(self, data: bytes) -> None:
@@ -334,6 +326,15 @@ class Http2(asyncio.Protocol):
         self._unwanted_bytes = 0
         self._write(self._windows.grant(stream_id, size_bytes))
 
+    def admitted(self, size_bytes: int) -> None:
+        """Let the peer send as much again on other streams; on its own when `granted_stream`."""
+        self._unwanted_bytes = 0
+        self._write(self._windows.give_back(size_bytes))
+
+    def granted_stream(self, stream_id: int, size_bytes: int) -> None:
+        """Let the peer send as much again on a stream."""
+        self._write(self._windows.grant_stream(stream_id, size_bytes))
+
     # ------------------------------------------------------------- other frames
 
     def _take_frame(self, frame: bytes, kind: int, flags: int, stream_id: int) -> None:
@@ -380,8 +381,8 @@ class Http2(asyncio.Protocol):
         more_bytes = int.from_bytes(frame[_HEAD_BYTES:], "big") & _LAST_STREAM_ID
         if not self._h2.open_window(stream_id, more_bytes):
             return False
-        if self._bodies:
-            self._send_bodies()
+        if self._outgoing:
+            self._outgoing.send_all()
         return True
 
     def _give_to_h2(self, frame: bytes) -> list[h2.events.Event]:
@@ -441,14 +442,14 @@ class Http2(asyncio.Protocol):
             self._drop(event.stream_id)
             self._side.stream_reset(event.stream_id, int(event.error_code))
         elif isinstance(event, h2.events.WindowUpdated | h2.events.RemoteSettingsChanged):
-            self._send_bodies()
+            self._outgoing.send_all()
         elif isinstance(event, h2.events.PingAckReceived):
             self._side.pinged_back()
 
     def _drop(self, stream_id: int) -> None:
         self._open.discard(stream_id)
         self._windows.close(stream_id)
-        self._bodies.pop(stream_id, None)
+        self._outgoing.drop(stream_id)
 
     # ------------------------------------------------------------------ sending
 
@@ -463,9 +464,16 @@ class Http2(asyncio.Protocol):
 
     def send_body(self, stream_id: int, data: bytes, trailers: HeaderList | None = None) -> None:
         """Send all that is to be sent on a stream, as fast as the peer takes it."""
-        self._bodies[stream_id] = _UnsentBody(data, trailers, self._loop.time())
-        self._send_some(stream_id)
+        self._outgoing.put(stream_id, data, trailers)
+
+    def send_headers(self, stream_id: int, headers: HeaderList) -> None:
+        """Begin a response whose messages follow one by one."""
+        self._h2.send_headers(stream_id, headers)
         self._flush_soon()
+
+    def send_piece(self, stream_id: int, data: bytes) -> None:
+        """Send a part of a body; `Side.all_sent` tells when the next one can be sent."""
+        self._outgoing.put(stream_id, data, None, ends=False)
 
     def respond(
         self,
@@ -495,15 +503,14 @@ class Http2(asyncio.Protocol):
 
     def expire(self, oldest_s: float) -> None:
         """Give up what a peer takes nothing of since then."""
-        for stream_id, body in list(self._bodies.items()):
-            if body.since_s <= oldest_s:
-                self.reset(stream_id, ErrorCodes.CANCEL)
-                self._side.stream_reset(stream_id, ErrorCodes.CANCEL)
+        for stream_id in self._outgoing.untaken_since(oldest_s):
+            self.reset(stream_id, ErrorCodes.CANCEL)
+            self._side.stream_reset(stream_id, ErrorCodes.CANCEL)
 
     @property
     def is_sending(self) -> bool:
         """Whether the peer has not taken all bodies yet."""
-        return bool(self._bodies)
+        return bool(self._outgoing)
 
     def reset(self, stream_id: int, code: ErrorCodes) -> None:
         """End a stream at once; what the peer still sends on it is forgotten."""
@@ -514,7 +521,7 @@ class Http2(asyncio.Protocol):
 
     def end_stream(self, stream_id: int) -> None:
         """End a stream: one side has sent all, and that is the end of the call."""
-        if stream_id in self._windows or stream_id in self._bodies:
+        if stream_id in self._windows or stream_id in self._outgoing:
             # What is still to come on it is not wanted.
             self.reset(stream_id, ErrorCodes.NO_ERROR)
             return
@@ -548,36 +555,6 @@ class Http2(asyncio.Protocol):
         self._ends = True
         if self._transport is not None:
             self._transport.abort()
-
-    def _send_bodies(self) -> None:
-        for stream_id in list(self._bodies):
-            self._send_some(stream_id)
-        self._flush_soon()
-
-    def _send_some(self, stream_id: int) -> None:
-        """Send what the windows have room for, a turn's worth at most."""
-        body = self._bodies[stream_id]
-        room_bytes = min(self._h2.local_flow_control_window(stream_id), TURN_BYTES)
-        frame_bytes = self._h2.max_outbound_frame_size
-        while body.data and room_bytes > 0 and self.unread_since_s is None:
-            piece = body.data[: min(frame_bytes, room_bytes)]
-            body.data = body.data[len(piece) :]
-            room_bytes -= len(piece)
-            body.since_s = self._loop.time()
-            ends = not body.data and body.trailers is None
-            self._h2.send_data(stream_id, bytes(piece), end_stream=ends)
-        if not body.data:
-            del self._bodies[stream_id]
-            if body.trailers is not None:
-                self._h2.send_headers(stream_id, body.trailers, end_stream=True)
-                self.end_stream(stream_id)
-        elif room_bytes <= 0 and self._h2.local_flow_control_window(stream_id) > 0:
-            self._loop.call_soon(self._send_more, stream_id)
-
-    def _send_more(self, stream_id: int) -> None:
-        if stream_id in self._bodies and self.is_open:
-            self._send_some(stream_id)
-            self._flush_soon()
 
     def _flush_soon(self) -> None:
         """Write once for everything that happens in this round of the loop."""

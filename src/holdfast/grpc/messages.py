@@ -61,30 +61,37 @@ class MessageReader:
         """Whether no message has begun and not ended."""
         return self._expected_bytes < 0 and not self._head
 
+    @property
+    def missing_bytes(self) -> int:
+        """What is still to come of the message that has begun."""
+        return max(self._expected_bytes - self._pieces.size_bytes, 0)
+
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield the messages that the next bytes complete; raises `CallFailed`.
 
         Frames of HTTP/2 end anywhere: a piece may hold the end of a message and half the head of
         the next one.
         """
+        at = 0
         while True:
             if self._expected_bytes < 0:
-                if self._head:
-                    data, self._head = self._head + data, b""
-                if len(data) < PREFIX_BYTES:
-                    self._head = data
+                missing_bytes = PREFIX_BYTES - len(self._head)
+                head = self._head + data[at : at + missing_bytes]
+                at += missing_bytes
+                if len(head) < PREFIX_BYTES:
+                    self._head = head
                     return
-                self._begin(data)
-                data = data[PREFIX_BYTES:]
+                self._head = b""
+                self._begin(head)
             missing_bytes = self._expected_bytes - self._pieces.size_bytes
-            self._pieces.add(data[:missing_bytes])
-            if len(data) < missing_bytes:
+            self._pieces.add(data[at : at + missing_bytes])
+            at += missing_bytes
+            if at > len(data):
                 return
             pieces, self._pieces = self._pieces, Pieces()
             self._expected_bytes = -1
             yield Message(pieces, self._is_packed)
-            data = data[missing_bytes:]
-            if not data:
+            if at == len(data):
                 return
 
     def _begin(self, data: bytes) -> None:

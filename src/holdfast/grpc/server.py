@@ -1,9 +1,7 @@
-"""The server's side of a connection: calls come in, methods answer them.
+"""The server's side of a connection: calls come in, methods answer them (`calls.py`).
 
-A method is an async function from a message to a message (`Method`); one that answers most calls
-without waiting can take them by a plain call (`FastMethod`). Neither sees streams, frames or
-windows. Who may call, and how much may be under way, is the gate's business (`CallGate`), so that
-it is the same for every protocol of a receiver.
+Who may call, and how much may be under way, is the gate's business (`CallGate`), so that it is the
+same for every protocol of a receiver.
 
 A call that fails is answered whatever it is: what a client is told decides whether it keeps its
 data. A method that raises anything unexpected ends as UNAVAILABLE, never as UNKNOWN or INTERNAL,
@@ -13,16 +11,24 @@ which clients take for a reason to drop what they sent.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import cast
 
 from holdfast.bodies import TURN_BYTES, TooMuch, Undecodable
+from holdfast.grpc.calls import (
+    NEVER_S,
+    RESPONSE,
+    CallGate,
+    FastMethod,
+    Method,
+    ServerCall,
+    ServerStream,
+    StreamMethod,
+)
 from holdfast.grpc.engine import HeaderList
 from holdfast.grpc.http2 import ErrorCodes, Http2
 from holdfast.grpc.messages import (
-    ACCEPT_ENCODING,
     IDENTITY,
     Message,
     MessageLimits,
@@ -37,14 +43,8 @@ from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode, trailers_of
 from holdfast.seam import Seam
 
-_NEVER_S = math.inf
 _RETRY_AFTER_S = 1.0
 _CONTENT_TYPE = b"application/grpc"
-_RESPONSE = (
-    (b":status", b"200"),
-    (b"content-type", b"application/grpc"),
-    (b"grpc-accept-encoding", ACCEPT_ENCODING),
-)
 _OK = ((b"grpc-status", b"0"),)
 # After this long without a sign that GOAWAY was read, no new call is waited for.
 _LEAVE_GRACE_S = 1.0
@@ -52,113 +52,24 @@ _LEAVE_GRACE_S = 1.0
 _AGE_SPREAD = 0.1
 
 
-class CallPlace(Protocol):
-    """What one call holds of the bounds that all share."""
-
-    def received(self, size_bytes: int) -> None:
-        """Count bytes as they came, and hold them, or raise."""
-
-    def hold(self, size_bytes: int) -> None:
-        """Hold some more, or raise."""
-
-    def leave(self) -> None:
-        """Give everything back; called once."""
-
-
-class CallGate(Protocol):
-    """Who may call, and how much may be under way."""
-
-    def enter(self, path: bytes, headers: HeaderList) -> CallPlace:
-        """Return the place of a call, or raise."""
-
-    def failure(self, error: BaseException) -> CallFailed:
-        """Count a call that failed, and return what its client is told."""
-
-
-class Method(Protocol):
-    """What is done with the calls of one path."""
-
-    async def handle(self, body: bytes, call: ServerCall) -> bytes:
-        """Return the answer to a message, or raise."""
-
-
-@runtime_checkable
-class FastMethod(Method, Protocol):
-    """One that takes ordinary calls without waiting."""
-
-    def offer(self, body: bytes, call: ServerCall) -> bool:
-        """Take a call, and `answer` or `fail` it later, once; or return False, nothing done."""
-
-
-class ServerCall:
-    """One call, until it is answered."""
-
-    __slots__ = (
-        "_connection",
-        "came_bytes",
-        "deadline_s",
-        "encoding",
-        "has_begun",
-        "headers",
-        "is_over",
-        "message",
-        "method",
-        "path",
-        "place",
-        "reader",
-        "seen_s",
-        "started_s",
-        "stream_id",
-        "task",
-    )
-
-    def __init__(
-        self, connection: ServerConnection, stream_id: int, headers: HeaderList, now_s: float
-    ) -> None:
-        self._connection = connection
-        self.stream_id = stream_id
-        self.headers = headers
-        self.path = b""
-        self.encoding = IDENTITY
-        # When the client gives up, by the loop's clock.
-        self.deadline_s = _NEVER_S
-        self.started_s = self.seen_s = now_s
-        self.came_bytes = 0
-        self.method: Method | None = None
-        self.place: CallPlace | None = None
-        self.reader: MessageReader | None = None
-        self.message: Message | None = None
-        # Its message is complete, and its method has it.
-        self.has_begun = False
-        # Nobody waits for its answer any more.
-        self.is_over = False
-        self.task: asyncio.Task[None] | None = None
-
-    def header(self, name: bytes) -> bytes:
-        """Return the value of a header; the last one if there are several, empty if none."""
-        return next((value for key, value in reversed(self.headers) if key == name), b"")
-
-    def answer(self, body: bytes) -> None:
-        """Send the answer, and end the call."""
-        self._connection.answered(self, body)
-
-    def fail(self, error: BaseException) -> None:
-        """End the call with a failure."""
-        self._connection.failed(self, error)
-
-
 class ServerConnections:
     """What all connections of one server have in common."""
 
     def __init__(
         self,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, Method | StreamMethod],
         gate: CallGate,
         settings: GrpcSettings,
         limits: MessageLimits,
         seam: Seam,
     ) -> None:
-        self.methods = {path.encode(): method for path, method in methods.items()}
+        self.methods: dict[bytes, Method] = {}
+        self.stream_methods: dict[bytes, StreamMethod] = {}
+        for path, method in methods.items():
+            if hasattr(method, "converse"):
+                self.stream_methods[path.encode()] = cast("StreamMethod", method)
+            else:
+                self.methods[path.encode()] = method
         self.fast_methods = {
             path: method for path, method in self.methods.items() if isinstance(method, FastMethod)
         }
@@ -219,7 +130,7 @@ class ServerConnection:
         # Before the first call it has less time.
         self._idle_s = now_s + server.settings.header_timeout_s
         # When it was told to go away: first that it will be, then from which call on.
-        self._left_s = _NEVER_S
+        self._left_s = NEVER_S
         self._takes_calls = True
 
     # ------------------------------------------------------------- the connection
@@ -246,15 +157,18 @@ class ServerConnection:
         When the ping is answered, the client has read both and begins no more calls; only then can
         the last one be named. Named at first, it would refuse calls that were on their way.
         """
-        if self._left_s == _NEVER_S:
+        if self._left_s == NEVER_S:
             self._left_s = self._loop.time()
             self.http2.leave()
             self.http2.ping()
 
     def pinged_back(self) -> None:
-        if self._left_s != _NEVER_S and self._takes_calls:
+        if self._left_s != NEVER_S and self._takes_calls:
             self._takes_calls = False
             self.http2.leave(self._highest_stream_id)
+            for call in self._calls.values():
+                if call.stream is not None:
+                    call.stream.leave()
             self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -277,7 +191,7 @@ class ServerConnection:
         for call in list(self._calls.values()):
             self._expire_call(call, now_s)
         self._end_if_done()
-        if self._left_s == _NEVER_S:
+        if self._left_s == NEVER_S:
             if now_s >= self._ages_s or (not self._calls and now_s >= self._idle_s):
                 self.leave()
         elif now_s >= self._left_s + settings.drain_timeout_s:
@@ -290,7 +204,7 @@ class ServerConnection:
         if now_s >= call.deadline_s:
             late = CallFailed(StatusCode.DEADLINE_EXCEEDED, "the deadline has passed")
             self._give_up(call, late)
-        elif not call.has_begun:
+        elif not call.has_begun or (call.stream is not None and call.stream.inbound.is_incomplete):
             slowest_s = call.started_s + call.came_bytes / limits.min_bytes_per_s
             if now_s >= min(call.seen_s, slowest_s) + limits.timeout_s:
                 self._give_up(call, _unavailable("the message came too slowly"))
@@ -342,16 +256,21 @@ class ServerConnection:
         if not content_type.startswith(_CONTENT_TYPE):
             return b"415"
         call.method = self._server.methods.get(call.path)
-        if call.method is None:
+        if call.method is None and call.path not in self._server.stream_methods:
             raise CallFailed(StatusCode.UNIMPLEMENTED, "there is no such method here")
         call.place = self._server.gate.enter(call.path, call.headers)
         check_encoding(encoding)
         call.encoding = encoding
-        call.reader = MessageReader(self._server.limits.max_bytes)
+        if call.method is not None:
+            call.reader = MessageReader(self._server.limits.max_bytes)
+        else:
+            self._begin_stream(call, self._server.stream_methods[call.path])
         return None
 
     def data_came(self, stream_id: int, data: bytes) -> bool:
         call = self._calls.get(stream_id)
+        if call is not None and call.stream is not None:
+            return self._streamed(call, call.stream, data)
         if call is None or call.reader is None or call.place is None or call.has_begun:
             return False
         call.came_bytes += len(data)
@@ -374,6 +293,8 @@ class ServerConnection:
 
     def stream_ended(self, stream_id: int) -> None:
         call = self._calls.get(stream_id)
+        if call is not None and call.stream is not None:
+            call.stream.inbound.end()
         if call is None or call.has_begun:
             return
         if call.message is None or call.reader is None or not call.reader.is_between:
@@ -390,6 +311,61 @@ class ServerConnection:
         if call is not None:
             self._abandon(call)
             self._end_if_done()
+
+    # ------------------------------------------------------------------ streams
+
+    def _begin_stream(self, call: ServerCall, method: StreamMethod) -> None:
+        call.has_begun = True
+        call.stream = stream = ServerStream(call, self, self._server.limits.max_bytes)
+        call.task = self._loop.create_task(self._converse(stream, method))
+        self._server.tasks.add(call.task)
+        call.task.add_done_callback(partial(self._finish, call))
+
+    def _streamed(self, call: ServerCall, stream: ServerStream, data: bytes) -> bool:
+        """Take a piece of a stream: its window opens when the messages before it are taken."""
+        if call.place is None:
+            return False
+        now_s = self._loop.time()
+        if not stream.inbound.is_incomplete:
+            # How fast a message comes counts from its first byte.
+            call.started_s, call.came_bytes = now_s, 0
+        call.came_bytes += len(data)
+        call.seen_s = now_s
+        try:
+            call.place.received(len(data))
+        except Exception as error:
+            self._give_up(call, error)
+            return False
+        self.http2.admitted(len(data))
+        stream.inbound.came(data)
+        return True
+
+    def all_sent(self, stream_id: int) -> None:
+        call = self._calls.get(stream_id)
+        if call is not None and call.stream is not None:
+            call.stream.outbound.sent()
+
+    async def _converse(self, stream: ServerStream, method: StreamMethod) -> None:
+        call = stream.call
+        try:
+            await method.converse(stream)
+            await stream.outbound.until_sent()
+        except Exception as error:
+            self.failed(call, error)
+            return
+        self._release(call)
+        if not call.is_over:
+            self._end_stream(call, _OK)
+
+    def _end_stream(self, call: ServerCall, trailers: HeaderList) -> None:
+        """Answer a call by its trailers, with headers before them if none were sent."""
+        self._let_go(call)
+        self._idle_s = self._loop.time() + self._settings.idle_timeout_s
+        if call.stream is None or not call.stream.has_headers:
+            self.http2.respond(call.stream_id, [*RESPONSE, *trailers])
+        else:
+            self.http2.send_body(call.stream_id, b"", trailers)
+        self._end_if_done()
 
     # ------------------------------------------------------------------ answers
 
@@ -416,8 +392,11 @@ class ServerConnection:
 
     async def _handle(self, call: ServerCall, message: Message, method: Method) -> None:
         try:
-            whole = self._unpacked(call, message) if message.is_packed else message.pieces.joined()
-            body = await whole
+            if message.is_packed:
+                assert call.place is not None, "BUG: a call without a place"
+                body = await self.unpacked(call, message, call.place.hold)
+            else:
+                body = await message.pieces.joined()
             call.message = None
             answer = await method.handle(body, call)
         except Exception as error:
@@ -425,13 +404,13 @@ class ServerConnection:
         else:
             self.answered(call, answer)
 
-    async def _unpacked(self, call: ServerCall, message: Message) -> bytes:
+    async def unpacked(
+        self, call: ServerCall, message: Message, hold: Callable[[int], None]
+    ) -> bytes:
+        """Return what a compressed message stands for; raises `CallFailed`, or what `hold` does."""
         limit_bytes = self._server.limits.max_expanded_bytes
-        assert call.place is not None, "BUG: a call without a place"
         try:
-            return await message.pieces.unpacked(
-                unpacking(call.encoding, limit_bytes), call.place.hold
-            )
+            return await message.pieces.unpacked(unpacking(call.encoding, limit_bytes), hold)
         except TooMuch:
             raise too_large(limit_bytes) from None
         except Undecodable as error:
@@ -446,15 +425,14 @@ class ServerConnection:
         if not call.is_over:
             self._let_go(call)
             self._idle_s = self._loop.time() + self._settings.idle_timeout_s
-            self.http2.answer(call.stream_id, _RESPONSE, framed(body), _OK)
+            self.http2.answer(call.stream_id, RESPONSE, framed(body), _OK)
             self._end_if_done()
 
     def failed(self, call: ServerCall, error: BaseException) -> None:
         """End a call with a failure."""
         self._release(call)
         if not call.is_over:
-            failure = self._server.gate.failure(error)
-            self._respond(call, [*_RESPONSE, *trailers_of(failure)])
+            self._end_stream(call, trailers_of(self._server.gate.failure(error)))
 
     def _respond(self, call: ServerCall, headers: HeaderList) -> None:
         """Answer by headers alone."""
@@ -463,9 +441,12 @@ class ServerConnection:
         self.http2.respond(call.stream_id, headers)
         self._end_if_done()
 
-    def _give_up(self, call: ServerCall, failure: CallFailed) -> None:
-        """Answer a call that took too long. Its method keeps its place until it has ended."""
-        self._respond(call, [*_RESPONSE, *trailers_of(self._server.gate.failure(failure))])
+    def _give_up(self, call: ServerCall, failure: Exception) -> None:
+        """Answer a call whose message takes too long, or has no room.
+
+        Its method keeps its place until it has ended.
+        """
+        self._end_stream(call, trailers_of(self._server.gate.failure(failure)))
         if call.task is not None:
             call.task.cancel()
         elif not call.has_begun:

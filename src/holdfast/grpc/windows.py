@@ -54,19 +54,23 @@ class ReceiveWindows:
 
     def grant(self, stream_id: int, size_bytes: int) -> bytes:
         """Let the peer send as much again, on the stream and on the connection."""
-        opened = self.give_back(size_bytes)
+        return self.give_back(size_bytes) + self.grant_stream(stream_id, size_bytes)
+
+    def grant_stream(self, stream_id: int, size_bytes: int) -> bytes:
+        """Let the peer send as much again on a stream, if it still sends there."""
+        opened = b""
         if stream_id not in self._streams:
             return opened
         returned_bytes = self._stream_returned.get(stream_id, 0) + size_bytes
         if returned_bytes >= self._size_bytes // 2:
             self._streams[stream_id] += returned_bytes
-            opened += window_update(stream_id, returned_bytes)
+            opened = window_update(stream_id, returned_bytes)
             returned_bytes = 0
         self._stream_returned[stream_id] = returned_bytes
         return opened
 
     def give_back(self, size_bytes: int) -> bytes:
-        """Let the peer send as much again on the connection: what came is gone, and its stream."""
+        """Let the peer send as much again on the connection: what came is gone, or admitted."""
         self._returned_bytes += size_bytes
         if self._returned_bytes < self._size_bytes // 2:
             return b""

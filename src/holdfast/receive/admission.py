@@ -75,6 +75,11 @@ class Admitted:
         admission.in_flight_bytes += size_bytes
         self._held_bytes += size_bytes
 
+    def give_back(self, size_bytes: int) -> None:
+        """Give back some of what is held."""
+        self._admission.in_flight_bytes -= size_bytes
+        self._held_bytes -= size_bytes
+
     def leave(self) -> None:
         """Give everything back; called once."""
         self._admission.in_flight_requests -= 1

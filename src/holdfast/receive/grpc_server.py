@@ -9,10 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.errors import BundleTooLarge, NotAccepted
+from holdfast.grpc.calls import Method, ServerCall, StreamMethod
 from holdfast.grpc.engine import HeaderList
-from holdfast.grpc.health import HEALTH_PATH, HealthMethod
+from holdfast.grpc.health import (
+    CHECK_PATH,
+    HEALTH_SERVICE,
+    WATCH_PATH,
+    HealthCheck,
+    HealthWatch,
+)
 from holdfast.grpc.messages import MessageLimits
-from holdfast.grpc.server import Method, ServerCall, ServerConnections
+from holdfast.grpc.server import ServerConnections
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode
 from holdfast.receive.admission import ANYBODY, Admission, Admitted, TokenClient, Tokens
@@ -43,19 +50,24 @@ _REASON_OF = {
     StatusCode.RESOURCE_EXHAUSTED: Reason.TOO_LARGE,
     StatusCode.DEADLINE_EXCEEDED: Reason.TIMEOUT,
 }
+# Calls of the health service at once, and what their messages hold.
+HEALTH_CALLS_MAX = 1024
+HEALTH_BYTES_MAX = 1024 * 1024
+_HEALTH = HEALTH_SERVICE.encode()
 _ALPN = ("h2",)
 
 
 class GrpcPlace:
     """What one call holds of the bounds, and who sent it."""
 
-    __slots__ = ("_admitted", "client", "hold", "leave", "received")
+    __slots__ = ("_admitted", "client", "give_back", "hold", "leave", "received")
 
     def __init__(self, admitted: Admitted, client: TokenClient) -> None:
         self._admitted = admitted
         self.client = client
         self.received = admitted.received
         self.hold = admitted.hold
+        self.give_back = admitted.give_back
         self.leave = admitted.leave
 
 
@@ -80,13 +92,15 @@ class ReceiverGate:
         self.is_stopping = False
         self._counts = counts
         self._admission = admission
+        self._watchers = Admission(HEALTH_CALLS_MAX, HEALTH_BYTES_MAX)
         self._warnings = RareWarnings(context.name, context.seam.clock)
 
     def enter(self, path: bytes, headers: HeaderList) -> GrpcPlace:
         """Return the place of a call, or raise `Refused`."""
-        if path == HEALTH_PATH.encode():
-            # Those who ask have no token.
-            return GrpcPlace(self._admission.enter(0), ANYBODY)
+        if path.startswith(_HEALTH):
+            # Those who ask have no token, and may ask for as long as they like: they take no place
+            # of others.
+            return GrpcPlace(self._watchers.enter(0), ANYBODY)
         self._counts.requests += 1
         if self.is_stopping:
             raise Refused(Reason.STOPPING, "the gateway is stopping", "send it again")
@@ -131,7 +145,7 @@ class GrpcServer:
         self,
         context: ReceiverContext,
         gate: ReceiverGate,
-        methods: Mapping[str, Method],
+        methods: Mapping[str, Method | StreamMethod],
         listen: str,
         *,
         limits: BodyLimits,
@@ -146,9 +160,9 @@ class GrpcServer:
         )
         self._gate = gate
         services = {path.split("/")[1] for path in methods}
-        health = HealthMethod(services, lambda: not self._gate.is_stopping)
+        health = (services, lambda: not self._gate.is_stopping)
         self._connections = ServerConnections(
-            {**methods, HEALTH_PATH: health},
+            {**methods, CHECK_PATH: HealthCheck(*health), WATCH_PATH: HealthWatch(*health)},
             self._gate,
             self._settings,
             MessageLimits(

@@ -7,7 +7,7 @@ does not repeat what was left out of a partial success, so that would be a way t
 from __future__ import annotations
 
 from holdfast import self_watch
-from holdfast.grpc.server import Method, ServerCall
+from holdfast.grpc.calls import Method, ServerCall
 from holdfast.quiver import Receipt
 from holdfast.receive.grpc_server import client_of
 from holdfast.receive.http_app import RequestCounts
