@@ -43,6 +43,7 @@ from holdfast.handoff.monitor import MonitorSettings
 from holdfast.handoff.scheduler import SchedulerSettings
 from holdfast.handoff.sender import Handoff, HandoffSettings
 from holdfast.quiver import AckLevel, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
+from holdfast.quiver.base.names import HANDOFF_DIR, MEMBERS
 from holdfast.quiver.segments.segment import Segment
 from holdfast.remote import ClientSettings, RemoteQuiver
 from holdfast.replica.flight import FlightTransport
@@ -129,6 +130,9 @@ class DrainBench:
         # Registered before the sender knows them, and from the oldest on: to the sender they are
         # nodes that were away while the whole backlog came in.
         seam = Seam()
+        # Who owned the backlog in the round before is forgotten: then those own it for whom it is
+        # kept.
+        Path(self._quiver.directory, HANDOFF_DIR, MEMBERS).unlink(missing_ok=True)
         for name in nodes:
             self._quiver.register(f"node.{name}", start="oldest")
         settings = HandoffSettings(
