@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any, cast
 
 import pytest
 from tests.quiver.batches import column_of, numbers
-from tests.quiver.machine import SEGMENTS, Machine
+from tests.quiver.machine import ROOT, SEGMENTS, Machine, quiet
 
 from holdfast.handoff.sender import Handoff
+from holdfast.quiver import RetentionConfig
+from holdfast.quiver.engine import engine as engine_module
 from holdfast.quiver.segments import segment as segment_module
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.seam import Seam
@@ -18,6 +21,7 @@ from holdfast.seam.disk import Disk
 from holdfast.seam.simulated import SimulatedDisk
 
 SEALED = 25
+LARGE_BYTES = 64 << 20
 # By these a disk is asked about one path.
 _ASKING = ("read", "read_range", "open_read", "map", "file_bytes", "list", "exists")
 
@@ -75,6 +79,25 @@ def test_a_start_reads_one_manifest_of_each_segment_once_and_nothing_else(
     assert column_of(quiver) == list(range(SEALED))
     assert len(files) == SEALED
     assert disk.asked["read_range", "000-events.arrow"] >= SEALED
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_with_very_many_segments_the_disk_is_looked_at_by_the_keeper(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    quiver = machine.start()
+    for value in range(2):
+        quiver.append(numbers(value))
+        quiver.flush()
+    machine.stop()
+    machine.disk.put(ROOT / "something else", bytes(LARGE_BYTES))
+    monkeypatch.setattr(engine_module, "LOOK_AT_START_MAX", most)
+    # Nothing is due by time before the clock is moved.
+    slow = replace(quiet(), retention=RetentionConfig(tick_s=3600.0))
+    engine = machine.start(slow)._engine
+    assert (engine.retention.used_bytes() >= LARGE_BYTES) is (most == 2)
+    engine.keeper._tick()
+    assert engine.retention.used_bytes() >= LARGE_BYTES
 
 
 def test_a_snapshot_is_made_once_for_each_change(machine: Machine) -> None:

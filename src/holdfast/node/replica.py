@@ -38,6 +38,7 @@ from holdfast.errors import BadInput, Damaged, HoldfastError, UnknownFormat, Unk
 from holdfast.node import layout
 from holdfast.node.points import NodePoint
 from holdfast.quiver.base import names
+from holdfast.quiver.base.collector import collector_paused
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
 from holdfast.quiver.segments.manifest import Summary
@@ -135,9 +136,10 @@ class Replica:
         # The last process may have died, or failed, between a rename and its sync.
         for folder in (self.folder, self._segments, self._staging):
             self._disk.sync_dir(folder, NodePoint.RECOVER_SYNC_DIR)
-        for entry in entries_of(self._disk, self._segments):
-            if entry.is_dir and names.parse_segment_dir(entry.name) is not None:
-                self._open_part(self._segments / entry.name)
+        with collector_paused():
+            for entry in entries_of(self._disk, self._segments):
+                if entry.is_dir and names.parse_segment_dir(entry.name) is not None:
+                    self._open_part(self._segments / entry.name)
         self._open_quarantine()
         # A full or failing disk must not keep what is sound from being served: later, then.
         with contextlib.suppress(OSError):

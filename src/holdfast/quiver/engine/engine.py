@@ -280,8 +280,11 @@ class Engine:
         with contextlib.suppress(OSError):
             self.sealer.wal_files.remove_sealed()
             self.retention.empty_trash()
-        with contextlib.suppress(OSError):
-            self.retention.look_at_disk()
+        if len(self.catalog.snapshot()) <= LOOK_AT_START_MAX:
+            with contextlib.suppress(OSError):
+                self.retention.look_at_disk()
+        else:
+            self.keeper.look_soon()
         with contextlib.suppress(OSError):
             self.retention.disk_room.make_reserve()
 
@@ -467,6 +470,9 @@ def take_lock(disk: Disk, root: PurePath) -> Handle:
 
 # How often the account of used bytes is compared with the disk.
 LOOK_EVERY_S = 30.0
+# With more segments a start leaves that to the keeper's first tick, because each of their files is
+# looked at. Until then the account by manifests has to do, which is good to a few blocks for each.
+LOOK_AT_START_MAX = 10_000
 # After something was resolved it looks at once, which takes time in proportion to the segments; and
 # then not again before so many times that long, so that it never takes more than a tenth.
 RESTS_PER_TICK = 9
@@ -493,6 +499,10 @@ class Keeper:
         """Start the thread."""
         self._ledger.on_dirty = self.wake
         self._thread.start()
+
+    def look_soon(self) -> None:
+        """Compare the account with the disk at the first tick."""
+        self._looked_s = -math.inf
 
     def wake(self) -> None:
         """Look at the clock again: something may be due earlier than it was."""

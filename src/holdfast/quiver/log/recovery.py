@@ -14,14 +14,13 @@ written: what is refused is left as it was.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from holdfast.errors import WrongQuiver
 from holdfast.quiver.base import names
+from holdfast.quiver.base.collector import collector_paused
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.identity import (
@@ -113,10 +112,10 @@ class Recovery:
         files = self._read_wal_headers()
         identity = self._identify(files, expected_id)
         self.own_ids = {identity.quiver_id, *identity.former_ids}
-        self._load_segments()
-        files = self._only_own(files)
-        replay = Replay(self._catalog)
-        with _collector_paused():
+        with collector_paused():
+            self._load_segments()
+            files = self._only_own(files)
+            replay = Replay(self._catalog)
             needed = replay.walk_all(files)
         for action in self._due:
             action()
@@ -451,18 +450,3 @@ class Recovery:
             self.quarantine.move(path, damage)
         except OSError:
             return  # it stays where it is, unread, and is tried again at the next start
-
-
-@contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python's cycle collector off: a replay makes many objects, no cycles, and soon ends.
-
-    Looking through all of them again and again took a fifth of its time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
