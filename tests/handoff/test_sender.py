@@ -19,7 +19,6 @@ from holdfast.handoff.sender import HandoffSettings
 from holdfast.handoff.syncpoint import SyncPoint
 from holdfast.handoff.worker import WorkerSettings
 from holdfast.quiver import Outcome, SubscriberOptions
-from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.segments.segment import Segment
 from holdfast.replica.messages import AnswerKind, PartAnswer
 from holdfast.replica.part import PartId, part_id, part_of
@@ -221,7 +220,7 @@ def test_scenario_10_busy_is_respected_and_expired_completes(sim: Calm) -> None:
     sim.run(20.0)
     assert busy in sim.has("a")
     (old,) = sim.seal()
-    node.tell_not_owned(old.quiver_id, IntervalSet([(old.first_seq, old.end_seq)]))
+    node.had[old.quiver_id].add(old.first_seq, old.end_seq)
     sim.run(20.0)
     assert sim.handoff.workers["a"].counters.answers[AnswerKind.EXPIRED] == 1
     sim.accepted = {seq: x for seq, x in sim.accepted.items() if seq != old.first_seq}

@@ -355,7 +355,10 @@ def test_what_is_not_owned_closes_the_intervals_and_is_taken_if_owners_change() 
     node = open_node(disk)
     assert list(node.health().holdings[0].seen) == [(one.first_seq, four.end_seq)]
     assert hand_over(node, parts[1]).kind is AnswerKind.ACK
-    assert node.health().holdings[0].stored.covers(one.first_seq, three.end_seq)
+    # Of one across the border of two blocks half may have been told.
+    node.tell_not_owned(one.quiver_id, IntervalSet([(four.first_seq, four.first_seq + 1)]))
+    assert hand_over(node, parts[3]).kind is AnswerKind.ACK
+    assert node.health().holdings[0].stored.covers(one.first_seq, four.end_seq)
     assert two.first_seq >= one.end_seq
 
 
@@ -477,6 +480,23 @@ def test_scrub_finds_a_part_that_somebody_removed_behind_the_nodes_back() -> Non
     assert (node.statistics().damaged, node.scrub().damaged) == (1, ())
     assert hand_over(node, parts[1]).kind is AnswerKind.ACK
     assert node.statistics().damaged == 0
+
+
+def test_a_node_whose_directory_is_gone_says_so_and_vouches_for_nothing() -> None:
+    disk, parts = SimulatedDisk(), some_parts()
+    node = open_node(disk)
+    hand_over(node, parts[0])
+    away = ROOT.parent / "away"
+    disk.rename(ROOT, away, "test")
+    with pytest.raises(StorageFailed, match="moved, unmounted or deleted"):
+        node.health()
+    assert offered(node, parts) == ["busy"] * 4
+    assert hand_over(node, parts[1]).kind is AnswerKind.BUSY
+    assert "gone" in node.refusal()
+    assert not node.statistics().is_writable
+    disk.rename(away, ROOT, "test")
+    assert node.health().is_writable
+    assert hand_over(node, parts[1]).kind is AnswerKind.ACK
 
 
 def test_a_scrub_goes_on_behind_what_it_read() -> None:

@@ -58,8 +58,10 @@ class FakeNode:
     # What it ever adopted, in order, also what it removed since.
     history: list[PartId] = field(default_factory=list)
     stored: dict[str, IntervalSet] = field(default_factory=dict)
+    # What it ever had: by that it answers. `seen` has also what it was told is not its own, which
+    # is taken all the same: owners change, and a part may lie across the border of two blocks.
+    had: dict[str, IntervalSet] = field(default_factory=dict)
     seen: dict[str, IntervalSet] = field(default_factory=dict)
-    not_owned: dict[str, IntervalSet] = field(default_factory=dict)
     # Answers for parts that it should give instead of its own, by part.
     lies: dict[PartId, PartAnswer] = field(default_factory=dict)
     offers: int = 0
@@ -84,12 +86,12 @@ class FakeNode:
 
     def _answer(self, part: Part) -> PartAnswer:
         quiver_id, start, end = part.id.quiver_id, part.id.first_seq, part.id.end_seq
-        seen = self.seen.get(quiver_id, IntervalSet())
+        had = self.had.get(quiver_id, IntervalSet())
         if self.stored.get(quiver_id, IntervalSet()).covers(start, end):
             return PartAnswer(part.id, AnswerKind.HAVE)
-        if seen.covers(start, end):
+        if had.covers(start, end):
             return PartAnswer(part.id, AnswerKind.EXPIRED)
-        if seen.overlaps(start, end):
+        if had.overlaps(start, end):
             return PartAnswer(part.id, AnswerKind.CONFLICT, "some of its seqs are in another part")
         if part.segment_version not in self.segment_versions:
             return PartAnswer(part.id, AnswerKind.REJECT, f"segment version {part.segment_version}")
@@ -116,7 +118,7 @@ class FakeNode:
         self.adopted.append(stored)
         part = stored.part.id
         self.history.append(part)
-        for intervals in (self.stored, self.seen):
+        for intervals in (self.stored, self.had, self.seen):
             intervals.setdefault(part.quiver_id, IntervalSet()).add(part.first_seq, part.end_seq)
 
     def remove(self, place: int) -> StoredPart:
@@ -149,8 +151,7 @@ class FakeNode:
 
     def tell_not_owned(self, quiver_id: str, ranges: IntervalSet) -> None:
         """Close intervals."""
-        for known in (self.seen, self.not_owned):
-            known[quiver_id] = known.get(quiver_id, IntervalSet()).union(ranges)
+        self.seen[quiver_id] = self.seen.get(quiver_id, IntervalSet()).union(ranges)
 
     def health(self, known_digest: str) -> NodeHealth:
         """Return the statement of this moment, in one page."""

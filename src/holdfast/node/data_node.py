@@ -182,6 +182,8 @@ class DataNode:
             known = ", ".join(map(str, manifest.READABLE_VERSIONS))
             reason = f"segment version {part.segment_version}; this node reads {known}"
             return PartAnswer(part.id, AnswerKind.REJECT, reason)
+        if gone := self._gone():
+            return PartAnswer(part.id, AnswerKind.BUSY, gone, FULL_RETRY_S)
         replica = self._replicas.get(part.id.quiver_id)
         answer = (
             PartAnswer(part.id, AnswerKind.NEED) if replica is None else replica.answer(part.id)
@@ -304,7 +306,16 @@ class DataNode:
     # -------------------------------------------------------------------- health
 
     def health(self, page: HealthPage | None = None, known_digest: str = "") -> NodeHealth:
-        """Return a page of what this node says of itself; no holdings if the caller has them."""
+        """Return a page of what this node says of itself; no holdings if the caller has them.
+
+        Without its directory it says nothing: what it knows of its parts may be true no more.
+        """
+        if gone := self._gone():
+            raise StorageFailed(
+                gone,
+                hint="bring the directory back where it was, or start the node where it is now",
+                path=str(self.root),
+            )
         holdings, whole = self._holdings()
         shown: tuple[Holding, ...] = ()
         following = None
@@ -317,7 +328,7 @@ class DataNode:
             self.boot_id,
             __version__,
             manifest.READABLE_VERSIONS,
-            self._disk.free_bytes(self.root),
+            self._free_bytes(),
             not reason,
             whole,
             shown,
@@ -345,10 +356,22 @@ class DataNode:
         Before the disk is full, not when it is: a part that fails in the middle was sent for
         nothing, and `seen` must still be writable for anything to be removed.
         """
-        free_bytes = self._disk.free_bytes(self.root)
+        free_bytes = self._free_bytes()
         if free_bytes - self._coming_bytes - size_bytes >= self.settings.min_free:
             return ""
         return f"{free_bytes} bytes are free, and {self.settings.min_free} are kept free (min_free)"
+
+    def _gone(self) -> str:
+        """Say that the directory is not where it was; empty if it is."""
+        if self._disk.exists(self.root / layout.NODE):
+            return ""
+        return "the data directory is gone: it was moved, unmounted or deleted while it was served"
+
+    def _free_bytes(self) -> int:
+        try:
+            return self._disk.free_bytes(self.root)
+        except OSError:
+            return 0
 
     def _too_damaged(self) -> str:
         """Say why nothing new is taken although there is room; empty if it is.
@@ -372,7 +395,7 @@ class DataNode:
 
     def refusal(self) -> str:
         """Say why nothing new is taken now; empty if parts are."""
-        return self._no_room(0) or self._too_damaged()
+        return self._gone() or self._no_room(0) or self._too_damaged()
 
     def findings(self) -> list[str]:
         """Return what was found wrong when the directory was opened."""
@@ -390,7 +413,7 @@ class DataNode:
                 len(self._replicas),
                 len(parts),
                 sum(one.size_bytes for one in parts),
-                self._disk.free_bytes(self.root),
+                self._free_bytes(),
                 self._adopted,
                 self._adopted_bytes,
                 self._removed,
