@@ -275,6 +275,12 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
         each(_items, "refused"), (*_RECEIVER, "signal"),
     ),
     Metric(
+        "gateway.receiver.rejected_items_total", "counter", "items",
+        "Items that were left out of requests of which the rest was accepted, by signal.",
+        "Any increase: a producer sends items that are not valid; they are in the dead letters.",
+        each(_items, "rejected"), (*_RECEIVER, "signal"),
+    ),
+    Metric(
         "gateway.receiver.received_bytes_total", "counter", "bytes",
         "Bytes of request bodies, as they came over the wire.",
         "Less than what was accepted: clients compress.",

@@ -66,6 +66,11 @@ class Config(Settings):
     keep_headers: tuple[str, ...] = ()
     """Headers that are stored with each request and sent on by the exporter `otlp`, such as the
     name of a tenant, `X-Scope-OrgID`."""
+    partial_success: bool = False
+    """Take the sound items of a request when others are not: items that protobuf cannot read in one
+    that it can read otherwise, and spans without a valid trace id and span id. The sender is told
+    how many were left out, and they become a dead letter. By default a request of which protobuf
+    cannot read an item is refused as a whole, and ids are not looked at."""
     cors: CorsSettings | None = None
     """Which pages may send from a browser; by default none."""
     tokens: tuple[TokenSettings, ...] = ()
@@ -134,7 +139,12 @@ class OtlpReceiver:
 
         self._config = config
         self._context = context
-        self.intake = OtlpIntake(context, AckLevel[config.level.upper()], config.keep_headers)
+        self.intake = OtlpIntake(
+            context,
+            AckLevel[config.level.upper()],
+            config.keep_headers,
+            takes_parts=config.partial_success,
+        )
         counts = RequestCounts()
         tokens = _tokens_of(config, context)
         self.app = otlp_app(

@@ -17,6 +17,7 @@ from holdfast.receive.responses import Reason, Refused
 from holdfast.signals.otlp import codec
 from holdfast.signals.otlp.json_form import to_protobuf
 from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.otlp.partial import divide
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
 
 MB = 1024 * 1024
@@ -34,19 +35,24 @@ class CheckedRequest(NamedTuple):
     body: bytes
     # Spans, data points or log records.
     items: int
+    # What was left out of it, as a request of its own, and how many items that is.
+    rejected: bytes = b""
+    rejected_items: int = 0
 
 
 class OtlpChecks:
     """Checks the requests of one receiver."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_parts: bool = False) -> None:
+        """With `takes_parts`, of a request that is not sound as a whole the sound items count."""
+        self.takes_parts = takes_parts
         self.child = CheckingChild("holdfast.receive.otlp_checks", {"memory": CHILD_MEMORY_BYTES})
 
     async def check(self, kind: OtlpKind, body: bytes, *, is_json: bool) -> CheckedRequest:
         """Return a request as it is stored; raises `NotOtlp`, or `Refused` if it is too much."""
         if len(body) <= (HEAVY_JSON_BYTES if is_json else HEAVY_BYTES):
-            return check_here(kind, body, is_json=is_json)
-        asked = {"kind": kind.value, "is_json": is_json}
+            return check_here(kind, body, is_json=is_json, takes_parts=self.takes_parts)
+        asked = {"kind": kind.value, "is_json": is_json, "takes_parts": self.takes_parts}
         fields, data = await self.child.ask(asked, body)
         if "reason" in fields:
             raise NotOtlp(fields["reason"], fields["path"])
@@ -56,16 +62,25 @@ class OtlpChecks:
                 f"reading this request takes more than {CHILD_MEMORY_BYTES} bytes of memory",
                 "send smaller requests",
             )
-        return CheckedRequest(data if is_json else body, fields["items"])
+        if not data:
+            return CheckedRequest(b"" if is_json else body, fields["items"])
+        sound_bytes, rejected_items = fields["sound_bytes"], fields["rejected_items"]
+        return CheckedRequest(
+            data[:sound_bytes], fields["items"], data[sound_bytes:], rejected_items
+        )
 
     async def close(self) -> None:
         """End the child, if there is one."""
         await self.child.close()
 
 
-def check_here(kind: OtlpKind, body: bytes, *, is_json: bool) -> CheckedRequest:
+def check_here(
+    kind: OtlpKind, body: bytes, *, is_json: bool, takes_parts: bool = False
+) -> CheckedRequest:
     """Return a request as it is stored, without waiting; raises `NotOtlp`."""
     binary = to_protobuf(kind, body) if is_json else body
+    if takes_parts:
+        return CheckedRequest(*divide(kind, binary))
     return CheckedRequest(binary, codec.check(kind, binary))
 
 
@@ -78,12 +93,24 @@ def _in_child(settings: Mapping[str, Any]) -> Callable[[Mapping[str, Any], bytes
 
     def answer(request: Mapping[str, Any], raw: bytes) -> ChildAnswer:
         try:
-            body, items = check_here(OtlpKind(request["kind"]), raw, is_json=request["is_json"])
+            checked = check_here(
+                OtlpKind(request["kind"]),
+                raw,
+                is_json=request["is_json"],
+                takes_parts=request["takes_parts"],
+            )
         except NotOtlp as error:
             return ChildAnswer({"reason": error.reason, "path": error.path}, b"")
         except (MemoryError, TooMuchMemory):
             return ChildAnswer({}, b"")
-        return ChildAnswer({"items": items}, body if request["is_json"] else b"")
+        told = {
+            "items": checked.items,
+            "sound_bytes": len(checked.body),
+            "rejected_items": checked.rejected_items,
+        }
+        # What came is not sent back as it came.
+        is_new = request["is_json"] or checked.rejected_items
+        return ChildAnswer(told, checked.body + checked.rejected if is_new else b"")
 
     return answer
 

@@ -12,6 +12,7 @@ from holdfast.quiver import Receipt
 from holdfast.receive.grpc_server import client_of
 from holdfast.receive.http_app import RequestCounts
 from holdfast.receive.otlp_intake import OtlpIntake, OtlpSender
+from holdfast.signals.otlp.codec import response
 from holdfast.signals.otlp.kinds import OtlpKind
 
 # An `Export…Response` without a partial success.
@@ -35,13 +36,13 @@ class OtlpMethod:
         began_ns = self_watch.begin()
         sender = OtlpSender(client_of(call), call.headers)
         try:
-            await self._intake.take(self._kind, body, sender, is_json=False)
+            left_out = await self._intake.take(self._kind, body, sender, is_json=False)
         except Exception as error:
             self._tell_of(began_ns, error)
             raise
         self._count(len(body))
         self._tell_of(began_ns)
-        return _ALL_TAKEN
+        return _ALL_TAKEN if left_out is None else response(self._kind, *left_out)
 
     def offer(self, body: bytes, call: ServerCall) -> bool:
         began_ns = self_watch.begin()

@@ -26,7 +26,8 @@ from holdfast.receive.responses import (
     Response,
     retry_headers,
 )
-from holdfast.signals.otlp.codec import status
+from holdfast.signals.otlp.codec import response_message, status
+from holdfast.signals.otlp.json_form import to_document
 from holdfast.signals.otlp.kinds import OtlpKind
 
 PROTOBUF_TYPE = b"application/x-protobuf"
@@ -93,9 +94,14 @@ class OtlpExport:
     async def handle(self, request: HttpRequest, body: bytes) -> Response:
         is_json = _is_json(request.content_type)
         sender = OtlpSender(request.client, request.headers)
-        await self._intake.take(self._kind, body, sender, is_json=is_json)
+        left_out = await self._intake.take(self._kind, body, sender, is_json=is_json)
         self._count(len(body))
-        return _ACCEPTED_JSON if is_json else _ACCEPTED
+        if left_out is None:
+            return _ACCEPTED_JSON if is_json else _ACCEPTED
+        answer = response_message(self._kind, *left_out)
+        if is_json:
+            return Response(200, orjson.dumps(to_document(answer)))
+        return Response(200, answer.SerializeToString(), content_type=PROTOBUF_TYPE)
 
     def offer(self, request: HttpRequest, body: bytes, on_stored: OnStored) -> bool:
         # JSON has to become protobuf first, which may take a child process.

@@ -19,7 +19,7 @@ from holdfast.errors import BundleTooLarge
 from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import TokenClient
-from holdfast.receive.otlp_checks import HEAVY_BYTES, OtlpChecks, check_here
+from holdfast.receive.otlp_checks import HEAVY_BYTES, CheckedRequest, OtlpChecks, check_here
 from holdfast.receive.receiver import ItemCounts, ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -36,11 +36,23 @@ class OtlpSender(NamedTuple):
     headers: Iterable[tuple[bytes, bytes]]
 
 
+class PartialSuccess(NamedTuple):
+    """What a sender is told of a request of which some items were not taken."""
+
+    rejected_items: int
+    message: str
+
+
 class OtlpIntake:
     """The way of requests into the quiver of one receiver."""
 
     def __init__(
-        self, context: ReceiverContext, level: AckLevel, kept_headers: Sequence[str]
+        self,
+        context: ReceiverContext,
+        level: AckLevel,
+        kept_headers: Sequence[str],
+        *,
+        takes_parts: bool = False,
     ) -> None:
         self.name = context.name
         self._quiver = context.quiver
@@ -48,7 +60,7 @@ class OtlpIntake:
         self._clock = context.seam.clock
         self._level = level
         self._kept_headers = {name.lower().encode(): name.lower() for name in kept_headers}
-        self._checks = OtlpChecks()
+        self._checks = OtlpChecks(takes_parts=takes_parts)
         self._intakes: dict[OtlpKind, Intake] = {}
         self.counts = {kind: ItemCounts() for kind in OtlpKind}
 
@@ -56,24 +68,27 @@ class OtlpIntake:
         """End the child that checks large requests."""
         await self._checks.close()
 
-    async def take(self, kind: OtlpKind, body: bytes, sender: OtlpSender, *, is_json: bool) -> int:
-        """Make a request durable, and return how many items it has.
+    async def take(
+        self, kind: OtlpKind, body: bytes, sender: OtlpSender, *, is_json: bool
+    ) -> PartialSuccess | None:
+        """Make a request durable; return what was left out of it, None if nothing was.
 
         Raises `Refused` if it is not OTLP or too large, `NotAccepted` if there is no room.
         """
         if self_watch.installed is not None:
             self_watch.installed.look(body)
         try:
-            binary, items = await self._checks.check(kind, body, is_json=is_json)
+            checked = await self._checks.check(kind, body, is_json=is_json)
         except NotOtlp as error:
             raise await self._reject(kind, body, sender, error) from error
+        binary, items = checked.body, checked.items
         # Charged afterwards, because only now the items are known. One was charged when the request
         # was admitted; the rest may overdraw the account, and holds up what comes next.
         if sender.client.bucket is not None:
             sender.client.bucket.charge(max(0, items - 1))
         # An empty request is legal in OTLP, and there is nothing to keep of it.
         if not binary:
-            return 0
+            return None
         headers = [self._event_headers(sender)]
         try:
             await self._quiver.append_raw_async(
@@ -88,7 +103,19 @@ class OtlpIntake:
             self.counts[kind].refused += items
             raise
         self.counts[kind].accepted += items
-        return items
+        # Only now: what was stored and not answered is sent again, and so are these.
+        return await self._leave_out(kind, checked, sender) if checked.rejected_items else None
+
+    async def _leave_out(
+        self, kind: OtlpKind, checked: CheckedRequest, sender: OtlpSender
+    ) -> PartialSuccess:
+        """Keep items that are not valid as a dead letter, and return what their sender is told."""
+        count = checked.rejected_items
+        self.counts[kind].rejected += count
+        what = f"{count} of {count + checked.items} {kind.items} are not valid and were left out"
+        kept = await self._keep_letter(kind, checked.rejected, sender, NotOtlp(what))
+        where = "they are in the dead letters" if kept else "they were not kept"
+        return PartialSuccess(count, f"{what}; {where}; do not send them again")
 
     def offer(self, kind: OtlpKind, body: bytes, sender: OtlpSender, on_stored: OnStored) -> bool:
         """Take an ordinary request in protobuf and call `on_stored` later, once; else False.
@@ -98,8 +125,11 @@ class OtlpIntake:
         """
         if len(body) > FAST_BYTES or not body or sender.client.bucket is not None:
             return False
+        # Where parts are taken, the ids of spans are looked at, too.
+        if kind is OtlpKind.TRACES and self._checks.takes_parts:
+            return False
         try:
-            _, items = check_here(kind, body, is_json=False)
+            items = check_here(kind, body, is_json=False).items
         except NotOtlp:
             return False
         if self_watch.installed is not None:
@@ -138,6 +168,14 @@ class OtlpIntake:
         self, kind: OtlpKind, body: bytes, sender: OtlpSender, error: NotOtlp
     ) -> Refused:
         """Keep a request that is not OTLP as a dead letter, and return what its sender is told."""
+        kept = await self._keep_letter(kind, body, sender, error)
+        hint = "it is in the dead letters" if kept else "it was not kept"
+        return Refused(Reason.INVALID, str(error), f"send {kind.items} as OTLP says; {hint}")
+
+    async def _keep_letter(
+        self, kind: OtlpKind, body: bytes, sender: OtlpSender, error: NotOtlp
+    ) -> bool:
+        """Store a dead letter; False if there is no room for it."""
         names = {name.decode("latin-1"): value.decode("latin-1") for name, value in sender.headers}
         problem = {
             "pointer": error.path,
@@ -156,6 +194,4 @@ class OtlpIntake:
         )
         # Kept before the sender is told: clients drop what was answered with 400, and then this is
         # the only copy.
-        kept = await self._dead_letters.reject([letter])
-        hint = "it is in the dead letters" if kept else "it was not kept"
-        return Refused(Reason.INVALID, str(error), f"send {kind.items} as OTLP says; {hint}")
+        return bool(await self._dead_letters.reject([letter]))

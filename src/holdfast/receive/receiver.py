@@ -42,6 +42,8 @@ class ItemCounts:
     accepted: int = 0
     # Of requests that were read, and not stored.
     refused: int = 0
+    # Left out of requests of which the rest was stored; their senders were told.
+    rejected: int = 0
 
 
 class ReceiverStatistics(NamedTuple):

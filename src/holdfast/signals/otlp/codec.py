@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import COUNTED_REQUESTS, REQUESTS, RESPONSES, SHORT_REQUESTS
@@ -189,8 +189,13 @@ def response(kind: OtlpKind, rejected: int = 0, message: str = "") -> bytes:
     """Return the answer to a request, empty where all of it was taken."""
     if not rejected and not message:
         return b""
+    return response_message(kind, rejected, message).SerializeToString()
+
+
+def response_message(kind: OtlpKind, rejected: int, message: str) -> Message:
+    """Return the answer to a request of which some items were not taken."""
     partial = {kind.rejected_field: rejected, "error_message": message}
-    return RESPONSES[kind](partial_success=partial).SerializeToString()
+    return RESPONSES[kind](partial_success=partial)
 
 
 def status(code: int, message: str) -> bytes:

@@ -53,18 +53,24 @@ def changed(payload: bytes, kind: OtlpKind, change: RequestChange) -> bytes | No
 
 def scopes(kind: OtlpKind, request: Any) -> Iterator[ScopeOfItems]:
     """Yield every scope of a request."""
+    for container, holder in holders(kind, request):
+        yield ScopeOfItems(container.resource, holder.scope, holder)
+
+
+def holders(kind: OtlpKind, request: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what holds the items of a scope, with what holds that; also of counted requests."""
     if kind is OtlpKind.TRACES:
-        for resource in request.resource_spans:
-            for holder in resource.scope_spans:
-                yield ScopeOfItems(resource.resource, holder.scope, holder)
+        for spans in request.resource_spans:
+            for scope in spans.scope_spans:
+                yield spans, scope
     elif kind is OtlpKind.LOGS:
-        for resource in request.resource_logs:
-            for holder in resource.scope_logs:
-                yield ScopeOfItems(resource.resource, holder.scope, holder)
+        for logs in request.resource_logs:
+            for scope in logs.scope_logs:
+                yield logs, scope
     else:
-        for resource in request.resource_metrics:
-            for holder in resource.scope_metrics:
-                yield ScopeOfItems(resource.resource, holder.scope, holder)
+        for metrics in request.resource_metrics:
+            for scope in metrics.scope_metrics:
+                yield metrics, scope
 
 
 def lists_of_scope(kind: OtlpKind, holder: Any) -> Iterator[tuple[Any, Any]]:
