@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 from tests.dataflow.spec.pipelines import pipeline
 from tests.ports import free_port
-from tests.remote.certificates import make_certificates
+from tests.support.certificates import make_certificates
 
 from holdfast.dataflow.compiler.explain import explain
 from holdfast.dataflow.compiler.places import Places

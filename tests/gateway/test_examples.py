@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from requests import HTTPError
-from tests.deliver.exporters.certificates import make_certificates
 from tests.gateway.conftest import MakeBackend
 from tests.gateway.processes import Gateway
 from tests.gateway.producer import producer
 from tests.patience import until
+from tests.support.certificates import make_certificates
 
 from holdfast.graph.environment import missing_in_environment
 from holdfast.graph.loader import load
@@ -80,7 +80,7 @@ def test_reverse_proxy_yaml(
     made = make_certificates(tmp_path)
     (tmp_path / "tls").mkdir()
     for name in ("cert.pem", "key.pem"):  # the file has both
-        shutil.copy(made.server, tmp_path / "tls" / name)
+        shutil.copy(made.whole_server, tmp_path / "tls" / name)
     (tmp_path / "producers.txt").write_text("airflow 9f7e1d5a-token-of-airflow tests lake\n")
     assert missing_in_environment(load(gateway.config)) == []
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(made.ca))

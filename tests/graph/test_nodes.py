@@ -15,7 +15,7 @@ from tests.graph.lineage import run_event
 from tests.node.serving import served
 from tests.patience import PATIENCE_S, until_async
 from tests.ports import free_port
-from tests.remote.certificates import make_certificates
+from tests.support.certificates import make_certificates
 
 from holdfast.errors import BadInput
 from holdfast.graph import node_senders

@@ -23,7 +23,7 @@ from hyperframe.frame import (
 )
 from tests.grpc.harness import ECHO, FAIL, SLOW, Served, served
 from tests.patience import PATIENCE_S, until_async
-from tests.receive.test_tls import identity
+from tests.support.certificates import identity
 
 from holdfast.grpc.client import ConnectTimedOut, GrpcClient, GrpcTarget
 from holdfast.grpc.messages import framed

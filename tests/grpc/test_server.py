@@ -30,7 +30,7 @@ from tests.grpc.harness import (
     served,
 )
 from tests.patience import PATIENCE_S, until
-from tests.receive.test_tls import Identity, identity
+from tests.support.certificates import Identity, identity
 
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.receive.admission import TokenSettings

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import flight
 from tests.node.handing_over import hand_over, some_parts
 from tests.node.serving import connected, served
-from tests.remote.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates, make_certificates
 
 from holdfast.errors import (
     BadConfig,

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import socket
 import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from tests.patience import PATIENCE_S
 from tests.receive.harness import (
     Reply,
@@ -24,6 +17,7 @@ from tests.receive.harness import (
     request_bytes,
     running,
 )
+from tests.support.certificates import identity
 
 from holdfast.errors import BadConfig
 from holdfast.receive.connection import ConnectionSettings
@@ -32,52 +26,13 @@ from holdfast.receive.openlineage import Config
 from holdfast.settings import Secret
 
 
-@dataclass
-class Identity:
-    """A key with its certificate."""
-
-    key: ec.EllipticCurvePrivateKey
-    certificate: x509.Certificate
-
-    def write(self, folder: Path, name: str, password: bytes | None = None) -> None:
-        protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
-        if password is not None:
-            protection = serialization.BestAvailableEncryption(password)
-        pem = serialization.Encoding.PEM
-        key = self.key.private_bytes(pem, serialization.PrivateFormat.PKCS8, protection)
-        (folder / f"{name}.key").write_bytes(key)
-        (folder / f"{name}.pem").write_bytes(self.certificate.public_bytes(pem))
-
-
-def identity(name: str, issuer: Identity | None = None) -> Identity:
-    """Make a certificate, of an authority if no issuer is given."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer.certificate.subject if issuer else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-            critical=False,
-        )
-    )
-    return Identity(key, builder.sign(issuer.key if issuer else key, hashes.SHA256()))
-
-
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("certificates")
     authority, stranger = identity("authority"), identity("stranger")
     authority.write(folder, "ca")
     identity("server", authority).write(folder, "server")
-    identity("server", authority).write(folder, "locked", b"open sesame")
+    identity("server", authority).write(folder, "locked", "open sesame")
     identity("client", authority).write(folder, "client")
     identity("client", stranger).write(folder, "stranger")
     return folder

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyarrow import flight
 from pydantic import ValidationError
-from tests.remote.certificates import Certificates, make_certificates
 from tests.remote.serving import Served, numbers, serving
+from tests.support.certificates import Certificates, make_certificates
 
 from holdfast.errors import BadConfig, NotAllowed, OwnerGone
 from holdfast.quiver import Quiver

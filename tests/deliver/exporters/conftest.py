@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.deliver.exporters.backend import Backend
-from tests.deliver.exporters.certificates import Certificates, make_certificates
+from tests.support.certificates import Certificates, make_certificates
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from tests.deliver.exporters.backend import (
     endless_body,
     hang_before_headers,
 )
-from tests.deliver.exporters.certificates import Certificates
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
 from tests.deliver.exporters.token_endpoint import CLIENT_ID, CLIENT_SECRET, Tokens
 from tests.patience import SCALE
+from tests.support.certificates import Certificates
 from tests.support.clock import ManualClock
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from tests.deliver.exporters.backend import Backend
-from tests.deliver.exporters.certificates import KEY_PASSWORD, Certificates
 from tests.deliver.exporters.proxy import forward_proxy, refusing_proxy
 from tests.deliver.exporters.sending import PAYLOAD, context, event, send, send_one
+from tests.support.certificates import KEY_PASSWORD, Certificates
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import http
@@ -35,7 +35,7 @@ def test_a_custom_authority_relative_to_the_configuration(certificates: Certific
 @pytest.mark.parametrize(
     ("which", "trusted", "word"),
     [
-        ("server", False, "certificate"),
+        ("whole_server", False, "certificate"),
         ("expired", True, "expired"),
         ("wrong_host", True, "valid for"),
     ],

@@ -21,10 +21,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from pydantic import ValidationError
 from tests.deliver.exporters.backend import Backend, answer
-from tests.deliver.exporters.certificates import Certificates, make_certificates
 from tests.deliver.exporters.sending import context, event, send
 from tests.grpc.harness import served
 from tests.patience import PATIENCE_S
+from tests.support.certificates import Certificates, make_certificates
 from tests.support.collector import Collector
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
@@ -311,7 +311,7 @@ def test_a_backend_that_was_away_is_found_again(collector: Collector) -> None:
 def test_certificates_are_checked_on_both_sides(certificates: Certificates, tmp_path: Path) -> None:
     tls = ListenerTls(
         cert_file=str(certificates.server),
-        key_file=str(certificates.server),
+        key_file=str(certificates.server_key),
         client_ca_file=str(certificates.ca),
     )
     ours = {"cert_file": str(certificates.client), "key_file": str(certificates.client_key)}
@@ -370,7 +370,7 @@ def test_certificates_that_are_replaced_are_used_without_a_restart(
         with Backend(tls=certificates.server_context(mutual=True)) as backend:
             codes = asyncio.run(use(backend.url))
     else:
-        pem = str(certificates.server)
+        pem = str(certificates.whole_server)
         tls = ListenerTls(cert_file=pem, key_file=pem, client_ca_file=str(certificates.ca))
         with served(tmp_path, tls=tls) as server:
             codes = asyncio.run(use(f"https://{server.address}"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from tests.patience import PATIENCE_S
 from tests.store.gc.stage import SETTINGS, Stage, staged
+from tests.support.certificates import identity
 
 from holdfast.errors import BadConfig
 from holdfast.store.gc import gc_pb2 as pb
@@ -171,10 +167,10 @@ def test_it_is_not_open_to_everybody(stage: Stage) -> None:
 
 
 def test_tokens_and_tls(stage: Stage) -> None:
-    key, certificate = _certificate()
-    with serving(stage, tokens=["right"], certificate=(key, certificate)) as service:
-        credentials = grpc.ssl_channel_credentials(certificate)
-        address = f"localhost:{service.port}"
+    own = identity("collector")
+    with serving(stage, tokens=["right"], certificate=(own.key_pem(), own.pem)) as service:
+        credentials = grpc.ssl_channel_credentials(own.pem)
+        address = f"127.0.0.1:{service.port}"
         with grpc.secure_channel(address, credentials) as channel:
             flush = pb.FlushDeletesRequest(chunks=chunks(A))
             for metadata in ((), (("authorization", "Bearer wrong"),)):
@@ -183,26 +179,3 @@ def test_tokens_and_tls(stage: Stage) -> None:
                 assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
             right = (("authorization", "Bearer right"),)
             call(channel, "FlushDeletes", flush, pb.FlushDeletesResponse, metadata=right)
-
-
-def _certificate() -> tuple[bytes, bytes]:
-    """Return a key and a certificate of its own for localhost."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private, certificate.public_bytes(pem)
