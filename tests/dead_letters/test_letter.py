@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
+
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dead_letters.letters import LETTERS, invalid, poison
+from tests.signals.otlp.telemetry import request
 
 from holdfast.dead_letters import letter as letter_module
 from holdfast.dead_letters.letter import Letter, parse_position, safe_headers
@@ -15,6 +18,9 @@ from holdfast.errors import BadInput
 from holdfast.quiver import Position
 from holdfast.quiver.base.bundle import encode_raw
 from holdfast.signals.event import Event
+from holdfast.signals.otlp import codec
+from holdfast.signals.otlp.json_form import request_document
+from holdfast.signals.otlp.kinds import OtlpKind
 
 LONG = "🜁" * 100_000
 
@@ -127,6 +133,17 @@ def test_the_event_of_a_letter_is_the_one_that_was_accepted() -> None:
     again = Letter.from_event(stored(letter)).event()
     assert again == event
     assert again.idempotency_key == event.idempotency_key
+
+
+def test_telemetry_in_a_letter_is_read_and_counted_like_any_other() -> None:
+    body = request(OtlpKind.LOGS, random.Random(1))
+    letter = Letter(
+        payload=body, reason="permanent", origin="q", position="q/1/0", slot=OtlpKind.LOGS.slot
+    )
+    event = letter.event()
+    assert isinstance(event, Event)
+    assert event.items == codec.check(OtlpKind.LOGS, body)
+    assert orjson.loads(event.json_text) == request_document(OtlpKind.LOGS, body)
 
 
 @pytest.mark.parametrize("position", [None, "", "q", "q/1", "q/1/x", "q/-1/0", "q/1/2/3"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import re
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -26,6 +25,7 @@ from holdfast.signals.signal import Takes
 ACTIONS_MAX = 1000
 HASH_KEY_CHARACTERS_MIN = 16
 _INT_MAX = 2**63
+_WILDCARDS = frozenset("*?[")
 
 AttributeKey = Annotated[str, Field(min_length=1, max_length=512)]
 AttributePlace = Literal["item", "resource", "scope", "span_event"]
@@ -141,10 +141,18 @@ def _edit(action: AttributeAction, digest: Callable[[Any], str | None]) -> _Edit
         return lambda attributes: _insert(attributes, action)
     if action.action == "update":
         return lambda attributes: _update(attributes, action)
-    pattern = glob([action.key])
+    is_meant = _key_test(action.key)
     if action.action == "delete":
-        return lambda attributes: _delete(attributes, pattern)
-    return lambda attributes: _hash(attributes, pattern, digest)
+        return lambda attributes: _delete(attributes, is_meant)
+    return lambda attributes: _hash(attributes, is_meant, digest)
+
+
+def _key_test(pattern: str) -> Callable[[str], bool]:
+    """Return what tells the keys of a pattern; most are no patterns, and are compared as such."""
+    if _WILDCARDS.isdisjoint(pattern):
+        return pattern.__eq__
+    compiled = glob([pattern])
+    return lambda key: compiled.match(key) is not None
 
 
 def _insert(attributes: Any, action: AttributeAction) -> bool:
@@ -162,17 +170,19 @@ def _update(attributes: Any, action: AttributeAction) -> bool:
     return bool(found)
 
 
-def _delete(attributes: Any, pattern: re.Pattern[str]) -> bool:
-    places = [place for place, one in enumerate(attributes) if pattern.match(one.key)]
+def _delete(attributes: Any, is_meant: Callable[[str], bool]) -> bool:
+    places = [place for place, one in enumerate(attributes) if is_meant(one.key)]
     for place in reversed(places):
         del attributes[place]
     return bool(places)
 
 
-def _hash(attributes: Any, pattern: re.Pattern[str], digest: Callable[[Any], str | None]) -> bool:
+def _hash(
+    attributes: Any, is_meant: Callable[[str], bool], digest: Callable[[Any], str | None]
+) -> bool:
     is_any = False
     for one in attributes:
-        if pattern.match(one.key) and (text := digest(one.value)) is not None:
+        if is_meant(one.key) and (text := digest(one.value)) is not None:
             one.value.Clear()
             one.value.string_value = text
             is_any = True

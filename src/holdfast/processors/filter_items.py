@@ -198,13 +198,16 @@ class _ItemMatcher:
     def _match(self, wanted: _KeyMatches, attributes: Any) -> bool:
         """Whether there is an attribute of every key, and its value is like that."""
         text_of = items_module().text_of
-        return all(
-            any(
-                one.key == key and (text := text_of(one.value)) is not None and pattern.match(text)
-                for one in attributes
-            )
-            for key, pattern in wanted
-        )
+        # Plain loops: this runs for every item, and a generator costs more than what it finds.
+        for key, pattern in wanted:
+            for one in attributes:
+                if one.key == key:
+                    text = text_of(one.value)
+                    if text is not None and pattern.match(text):
+                        break
+            else:
+                return False
+        return True
 
     def _item_tests(self, condition: ItemCondition, kind: OtlpKind) -> Iterable[_Holds]:
         """Yield what has to hold of an item, the cheapest first."""

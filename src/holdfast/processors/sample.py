@@ -52,6 +52,7 @@ class TraceSampler:
         self.threshold = threshold_of(config.ratio)
         self._threshold_bytes = self.threshold.to_bytes(_RANDOM_BYTES, "big")
         self._th = th_of(self.threshold)
+        self._new_state = f"{_MEMBER}=th:{self._th}"
         self._drops_untraced = config.untraced == "drop"
 
     def process(self, event: Event) -> Event | None:
@@ -84,7 +85,11 @@ class TraceSampler:
         is_marked = False
         for span in holder.spans if self.threshold else ():
             if _is_valid(span.trace_id):
-                marked = with_threshold(span.trace_state, self.threshold, self._th)
+                state = span.trace_state
+                # Most have none.
+                marked = (
+                    with_threshold(state, self.threshold, self._th) if state else self._new_state
+                )
                 if marked is not None:
                     span.trace_state = marked
                     is_marked = True
