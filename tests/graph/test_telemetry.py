@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.signals.otlp.telemetry import request
 from holdfast.deliver import delivery
 from holdfast.deliver.statistics import DeliveredItems
 from holdfast.errors import BadConfig
+from holdfast.graph.control import gateway_verbs
 from holdfast.graph.loader import load
 from holdfast.graph.runtime import Gateway
 from holdfast.signals.otlp import codec
@@ -80,6 +82,10 @@ def test_all_signals_are_written_as_otlp_json_and_one_as_it_came(tmp_path: Path)
             # What `delivery.signals` leaves out was never meant for it, and is not counted.
             assert spans.figures.items == {"traces": DeliveredItems(sent=items[OtlpKind.TRACES])}
             assert everything.figures.queue_age_s == {}
+            ask = gateway_verbs(gateway, asyncio.get_running_loop())["status"]
+            status = json.loads(json.dumps(await asyncio.to_thread(ask, {})))
+            spans_sent = status["destinations"][1]["items"]["traces"]["sent"]
+            assert spans_sent == items[OtlpKind.TRACES]
 
     documents = [request_document(kind, body) for kind, body in sent.items()]
     asyncio.run(play())

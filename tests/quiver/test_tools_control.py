@@ -354,12 +354,17 @@ def test_a_bug_behind_a_verb_is_told_and_survived(tmp_path: Path) -> None:
     def broken(request: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("oops")
 
-    server = ControlServer(
-        str(tmp_path), {"broken": broken, "ping": lambda _: {"here": True}}, RealClock()
-    )
+    verbs: Verbs = {
+        "broken": broken,
+        "unwritable": lambda _: {"value": object()},
+        "ping": lambda _: {"here": True},
+    }
+    server = ControlServer(str(tmp_path), verbs, RealClock())
     try:
         with pytest.raises(HoldfastError, match="BUG: ValueError: oops"):
             ask(tmp_path, "broken")
+        with pytest.raises(HoldfastError, match=r"BUG: TypeError: .* not JSON"):
+            ask(tmp_path, "unwritable")
         assert ask(tmp_path, "ping") == {"here": True}
     finally:
         server.close()

@@ -104,9 +104,9 @@ class _GatewayVerbs:
             "reasons": reasons,
             "uptime_s": told.uptime_s,
             "addresses": gateway.addresses,
-            "receivers": {name: _received(one) for name, one in told.receivers.items()},
+            "receivers": {name: _fields(one) for name, one in told.receivers.items()},
             "destinations": [
-                {**_fields(one.figures), "quiver": one.quiver, "core_id": one.core_id}
+                {**_destination_fields(one.figures), "quiver": one.quiver, "core_id": one.core_id}
                 for one in told.destinations
             ],
             "dead_letters": {}
@@ -149,14 +149,15 @@ class _GatewayVerbs:
         return self._gateway.tap(_text(request, "destination"), after)
 
 
-def _fields(figures: DestinationStatistics) -> dict[str, Any]:
-    held = figures.held
-    return {**figures._asdict(), "held": None if held is None else held._asdict()}
-
-
-def _received(figures: ReceiverStatistics) -> dict[str, Any]:
+def _fields(figures: DestinationStatistics | ReceiverStatistics) -> dict[str, Any]:
+    """Return figures as JSON has them: those of items are records themselves."""
     items = {signal: asdict(counts) for signal, counts in figures.items.items()}
     return {**figures._asdict(), "items": items}
+
+
+def _destination_fields(figures: DestinationStatistics) -> dict[str, Any]:
+    held = figures.held
+    return {**_fields(figures), "held": None if held is None else held._asdict()}
 
 
 def _text(request: dict[str, Any], name: str) -> str:

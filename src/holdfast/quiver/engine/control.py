@@ -158,7 +158,7 @@ class ControlServer:
             return
         connection = _ControlConnection(accepted, self._clock.monotonic_s() + IDLE_S)
         if len(self._connections) >= CONNECTIONS_MAX:
-            self._answer(connection, _error_fields(_too_many()))
+            self._answer(connection, _refusal(_too_many()))
             accepted.close()
             return
         accepted.setblocking(False)
@@ -183,22 +183,22 @@ class ControlServer:
         # What is left after the last newline is an unfinished request. Bounding it bounds the
         # memory of a connection that never ends its line.
         if len(connection.received) > REQUEST_BYTES_MAX:
-            self._answer(connection, _error_fields(_too_long()))
+            self._answer(connection, _refusal(_too_long()))
             taken = False
         if not data or not taken:
             self._drop(connection)
 
-    def _serve(self, line: bytes) -> dict[str, Any]:
-        """Return the answer to one request, whatever the request is."""
+    def _serve(self, line: bytes) -> bytes:
+        """Return the answer to one request, whatever the request is, and whatever was found."""
         try:
             verb, request = self._parse(line)
-            return {"answer": verb(request)}
+            return json.dumps({"answer": verb(request)}).encode()
         except HoldfastError as error:
-            return _error_fields(error)
+            return _refusal(error)
         except Exception as error:
             log.exception("a control request failed")
             message = f"BUG: {type(error).__name__}: {error}"
-            return _error_fields(HoldfastError(message, hint="the owner's log has more; report it"))
+            return _refusal(HoldfastError(message, hint="the owner's log has more; report it"))
 
     def _parse(self, line: bytes) -> tuple[Verb, dict[str, Any]]:
         try:
@@ -212,13 +212,13 @@ class ControlServer:
             raise BadInput(f"there is no verb {verb!r}"[:200], hint=hint)
         return self._verbs[verb], request
 
-    def _answer(self, connection: _ControlConnection, answer: dict[str, Any]) -> bool:
+    def _answer(self, connection: _ControlConnection, answer: bytes) -> bool:
         """Send an answer; False if the client did not take it."""
         try:
             # Blocking, with a limit: an answer is usually smaller than the socket's buffer, and a
             # client that does not read it may hold up the others for no longer than this.
             connection.socket.settimeout(SEND_S)
-            connection.socket.sendall(json.dumps(answer).encode() + b"\n")
+            connection.socket.sendall(answer + b"\n")
             connection.socket.setblocking(False)
         except OSError:
             return False
@@ -321,9 +321,9 @@ def _too_long() -> HoldfastError:
     return BadInput(f"the request is over {REQUEST_BYTES_MAX} bytes", hint="send less")
 
 
-def _error_fields(error: HoldfastError) -> dict[str, Any]:
+def _refusal(error: HoldfastError) -> bytes:
     fields = {"type": type(error).__name__, "message": error.message, "hint": error.hint}
-    return {"error": {**fields, "path": error.path}}
+    return json.dumps({"error": {**fields, "path": error.path}}).encode()
 
 
 # ----------------------------------------------------------------------- tools
