@@ -29,18 +29,19 @@ needs_collector = pytest.mark.skipif(
 
 
 class Collector:
-    """A process that receives OTLP over gRPC and hands it to one exporter."""
+    """A process that receives OTLP, over gRPC and HTTP, and hands it to one exporter."""
 
     def __init__(self, folder: Path, exporter: str, settings: dict[str, Any]) -> None:
         folder.mkdir()
-        self.port = free_port()
+        self.grpc_port, self.http_port = free_port(), free_port()
         self._log = folder / "collector.log"
         self._config = folder / "collector.yaml"
         self._process: subprocess.Popen[bytes] | None = None
-        receiver = {"protocols": {"grpc": {"endpoint": f"127.0.0.1:{self.port}"}}}
+        ports = {"grpc": self.grpc_port, "http": self.http_port}
+        protocols = {name: {"endpoint": f"127.0.0.1:{port}"} for name, port in ports.items()}
         pipeline = {"receivers": ["otlp"], "exporters": [exporter]}
         whole = {
-            "receivers": {"otlp": receiver},
+            "receivers": {"otlp": {"protocols": protocols}},
             "exporters": {exporter: settings},
             "service": {
                 "pipelines": {kind.value: pipeline for kind in OtlpKind},
@@ -52,11 +53,12 @@ class Collector:
     def start(self) -> None:
         """Start it, and wait until it listens."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 [OTELCOL, "--config", f"file:{self._config}"], stdout=log, stderr=log
             )
-        until(lambda: listens(self.port) or self._process.poll() is not None, "listening")  # type: ignore[union-attr]
-        assert self._process.poll() is None, self.log()
+        ports = (self.grpc_port, self.http_port)
+        until(lambda: all(map(listens, ports)) or process.poll() is not None, "listening")
+        assert process.poll() is None, self.log()
 
     def stop(self) -> None:
         """SIGTERM, and wait until it has written all it has."""

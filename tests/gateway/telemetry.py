@@ -71,11 +71,11 @@ def ids_in(kind: OtlpKind, body: bytes) -> Iterator[str]:
 class OtlpSink(grpc.GenericRpcHandler):
     """A plain OTLP server of other hands: it counts the ids of all items."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self._lock = threading.Lock()
         self._arrived: Arrivals = {kind: Counter() for kind in OtlpKind}
         self.server = grpc.server(futures.ThreadPoolExecutor(2), [self])
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         self.server.start()
 
     def service(self, details: Any) -> Any:
