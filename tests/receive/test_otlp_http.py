@@ -11,25 +11,22 @@ from typing import Any
 import orjson
 import pytest
 import zstandard
-from tests.receive.harness import Exchange, Place, Reply, Running, call, read_reply, request_bytes
-from tests.signals.otlp.telemetry import mutated, request
+from tests.receive.harness import Exchange, Place, Reply, call
+from tests.signals.otlp.telemetry import request
 
 from holdfast.errors import BadConfig, Overloaded
 from holdfast.receive import otlp_checks
 from holdfast.receive.http_server import HttpServer
-from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.receive.otlp import Config, OtlpReceiver
 from holdfast.receive.receiver import ItemCounts
 from holdfast.settings import Secret
 from holdfast.signals.otlp import codec
 from holdfast.signals.otlp.json_form import request_document
 from holdfast.signals.otlp.kinds import OtlpKind
-from holdfast.signals.otlp.problem import NotOtlp
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 JSON = {"content-type": "application/json"}
 ANY_PORT = {"http_listening_addr": "127.0.0.1:0"}
-WIRE_MUTANTS = 300
 TRACES = request(OtlpKind.TRACES, random.Random(1))
 
 
@@ -258,52 +255,3 @@ def test_a_body_that_takes_too_much_memory_is_too_large(
     made = receiver(place, limits={"max_in_flight_size": "256MB"})
     assert status_of(post(made.app, b"\x0a\x00" * (6 * 1024 * 1024)))[:2] == (413, 8)
     assert place.stored() == []
-
-
-# ------------------------------------------------------------------------- over the wire
-
-
-class RunningOtlp(Running):
-    """The receiver on a real socket."""
-
-    receiver: OtlpReceiver  # type: ignore[assignment]
-
-    def __init__(self, place: Place, **settings: Any) -> None:
-        super().__init__(OpenLineageConfig(), place)
-        self.receiver = receiver(place, **settings)
-
-
-@pytest.mark.parametrize(
-    "count",
-    [
-        WIRE_MUTANTS,
-        # Each that is refused waits for the disk, alone: it becomes a dead letter.
-        pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
-    ],
-    ids=["few", "many"],
-)
-def test_verdicts_over_the_wire_are_those_of_the_check(place: Place, count: int) -> None:
-    chance = random.Random(7)
-    bodies = [mutated(TRACES, chance) for _ in range(count)]
-    server = RunningOtlp(place)
-    server.start()
-    try:
-        with server.connect() as connection:
-            buffer = bytearray()
-            for body in bodies:
-                connection.sendall(
-                    request_bytes(body, "/v1/traces", content_type="application/x-protobuf")
-                )
-                status = read_reply(connection, buffer).status
-                assert status == (200 if is_sound(body) else 400), body.hex()
-    finally:
-        server.stop()
-    assert place.stored() == [body for body in bodies if body and is_sound(body)]
-
-
-def is_sound(body: bytes) -> bool:
-    try:
-        codec.check(OtlpKind.TRACES, body)
-    except NotOtlp:
-        return False
-    return True
