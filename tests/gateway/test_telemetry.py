@@ -70,9 +70,12 @@ def chain(tmp_path: Path) -> Iterator[Chain]:
         for sink in (behind, beside):
             running.callback(sink.stop)
         second = TelemetryGateway(tmp_path / "second", {"last": otlp_exporter(behind.port)})
+        plain = otlp_exporter(beside.port)
+        # What waited over a restart goes backwards to this one: each request once all the same.
+        plain["delivery"]["after_outage"] = "newest_first"
         exporters = {
             "second": otlp_exporter(second.grpc_port, compression="zstd"),
-            "plain": otlp_exporter(beside.port),
+            "plain": plain,
         }
         middle = TelemetryGateway(tmp_path / "middle", exporters)
         for gateway in (second, middle):
