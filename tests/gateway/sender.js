@@ -71,16 +71,21 @@ const tracer = tracing.getTracer("tests");
 const counter = metering.getMeter("tests").createCounter("work");
 const logger = logging.getLogger("tests");
 
+// What became of it was told already.
+function flush(provider) {
+  return provider.forceFlush().catch(() => {});
+}
+
 async function main() {
   let number = 0;
   for await (const _ of readline.createInterface({ input: process.stdin })) {
     number += 1;
     tracer.startSpan("work").end();
-    await tracing.forceFlush();
+    await flush(tracing);
     counter.add(1, { id: String(number) });
-    await metering.forceFlush().catch(() => {});
+    await flush(metering);
     logger.emit({ body: "worked", attributes: { id: String(number) } });
-    await logging.forceFlush();
+    await flush(logging);
   }
   process.exit(0);
 }

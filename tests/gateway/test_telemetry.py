@@ -7,10 +7,6 @@ one in the middle sends to a second Holdfast and to a plain OTLP server.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,6 +32,7 @@ from opentelemetry.sdk.metrics.export import (
 )
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from tests.gateway.javascript import JavaScriptSender, needs_javascript
 from tests.gateway.telemetry import (
     Killer,
     OtlpSink,
@@ -49,9 +46,6 @@ from tests.patience import PATIENCE_S
 
 from holdfast.signals.otlp.kinds import OtlpKind
 
-ROOT = Path(__file__).parents[2]
-JS_MODULES = ROOT / "build" / "js" / "node_modules"
-JS_SENDER = Path(__file__).with_name("sender.js")
 KILLS = 3
 
 
@@ -202,35 +196,9 @@ def test_what_the_python_sdk_sends_arrives_though_the_middle_is_killed(
 # --------------------------------------------------------------------- the JavaScript SDK
 
 
+@needs_javascript
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(not JS_MODULES.exists(), reason="needs the JavaScript SDK: make setup-js")
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
 def test_what_the_javascript_sdk_sends_arrives_though_the_middle_is_killed(chain: Chain) -> None:
-    """A line in, one item of each signal out, and a line with the result of each."""
-    url = f"http://127.0.0.1:{chain.middle.http_port}"
-    with subprocess.Popen(
-        ["node", str(JS_SENDER), url, str(int(PATIENCE_S * 1000))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "NODE_PATH": str(JS_MODULES)},
-    ) as sender:
-        assert sender.stdin is not None
-        assert sender.stdout is not None
-
-        def send_one_of_each() -> list[Sending]:
-            assert sender.stdin is not None
-            assert sender.stdout is not None
-            sender.stdin.write("\n")
-            sender.stdin.flush()
-            told = [json.loads(sender.stdout.readline()) for _ in OtlpKind]
-            return [
-                Sending(OtlpKind(one["kind"]), tuple(one["ids"]), one["answered"]) for one in told
-            ]
-
-        try:
-            send_while_killed(chain, send_one_of_each)
-        finally:
-            sender.stdin.close()
-            sender.wait(PATIENCE_S)
+    with JavaScriptSender(f"http://127.0.0.1:{chain.middle.http_port}") as sender:
+        send_while_killed(chain, sender.send_one_of_each)

@@ -1,4 +1,4 @@
-"""Which answers make the unmodified Python SDK send again, and which make it drop what it has.
+"""Which answers make unmodified SDKs send again, and which make them drop what they have.
 
 The table that the answers of the OTLP receiver are chosen by, seen: first with a server that gives
 each of its rows, then with what Holdfast itself answers.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.gateway.javascript import JavaScriptSender, needs_javascript
 from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
 from tests.receive.test_otlp_grpc import RunningOtlp, running
@@ -126,41 +127,86 @@ def test_every_code_of_grpc_makes_the_sdk_repeat_or_drop() -> None:
     assert found == {code.name: SENT_AGAIN if code in REPEATED else DROPPED for code in codes}
 
 
-def test_every_status_of_http_makes_the_sdk_repeat_or_drop() -> None:
-    seen: Counter[str] = Counter()
-    lock = threading.Lock()
+class HttpRows:
+    """Answers the first request to a path with the status in it, and the next one well."""
 
-    class Rows(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            with lock:
-                seen[self.path] += 1
-                first = seen[self.path] == 1
-            self.send_response(int(self.path[1:]) if first else 200)
-            self.send_header("content-length", "0")
-            self.end_headers()
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        lock = threading.Lock()
+        rows = self
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Rows)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
-        statuses = (*REPEATED_HTTP, *DROPPED_HTTP)
-        found = outcomes(
-            (f"/{status}" for status in statuses),
-            lambda row: HttpSpans(endpoint=f"{url}{row}", timeout=PATIENCE_S),
-            seen,
-        )
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+            def do_POST(self) -> None:
+                self._read_body()
+                with lock:
+                    rows.seen[self.path] += 1
+                    first = rows.seen[self.path] == 1
+                self.send_response(int(self.path.split("/")[1]) if first else 200)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            def _read_body(self) -> None:
+                """JavaScript's SDK does not say how long it is."""
+                if (length := self.headers["content-length"]) is not None:
+                    self.rfile.read(int(length))
+                    return
+                while (size := int(self.rfile.readline(), 16)) > 0:
+                    self.rfile.read(size + len(b"\r\n"))
+                self.rfile.readline()
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def http_rows() -> Iterator[HttpRows]:
+    rows = HttpRows()
+    yield rows
+    rows.close()
+
+
+def test_every_status_of_http_makes_the_sdk_repeat_or_drop(http_rows: HttpRows) -> None:
+    found = outcomes(
+        (f"/{status}" for status in (*REPEATED_HTTP, *DROPPED_HTTP)),
+        lambda row: HttpSpans(endpoint=f"{http_rows.url}{row}", timeout=PATIENCE_S),
+        http_rows.seen,
+    )
     assert found == {
         **{f"/{status}": SENT_AGAIN for status in REPEATED_HTTP},
         **{f"/{status}": DROPPED for status in DROPPED_HTTP},
+    }
+
+
+@needs_javascript
+@pytest.mark.slow
+def test_every_status_of_http_makes_the_javascript_sdk_repeat_or_drop(http_rows: HttpRows) -> None:
+    def outcome(status: int) -> set[Outcome]:
+        """Return what became of each signal: the same, that is."""
+        with JavaScriptSender(f"{http_rows.url}/{status}") as sender:
+            return {
+                Outcome(http_rows.seen[f"/{status}{one.kind.http_path}"], one.answered)
+                for one in sender.send_one_of_each()
+            }
+
+    statuses = (*REPEATED_HTTP, *DROPPED_HTTP)
+    with futures.ThreadPoolExecutor(4) as pool:
+        found = dict(zip(statuses, pool.map(outcome, statuses), strict=True))
+    assert found == {
+        **{status: {SENT_AGAIN} for status in REPEATED_HTTP},
+        **{status: {DROPPED} for status in DROPPED_HTTP},
     }
 
 
