@@ -17,8 +17,17 @@ from holdfast.dataflow.driver.session import worker_environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.dataflow.compiler.rows import Make
 
 JVM_GRACE_S = 30.0
+
+
+@pytest.fixture
+def bench(spark: SparkSession, tmp_path: Path) -> Make:
+    """Make harnesses of pipelines, on the session of all tests."""
+    from holdfast.dataflow.kit import PipelineHarness
+
+    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
 
 
 @pytest.fixture(scope="session")

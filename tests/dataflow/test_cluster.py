@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.cluster import Cluster, Guard, command, running_cluster
 from tests.dataflow.quivers import CONFIG, batch
-from tests.patience import SPARK_PATIENCE_S
+from tests.support.sessions import run_apart
 
-from holdfast.prove.sessions import end_session
 from holdfast.quiver import Outcome, Quiver
 from holdfast.remote import FlightSettings, QuiverServer
 
@@ -70,16 +69,7 @@ def drain(folder: Path, name: str, master: str, *options: str) -> subprocess.Com
     """Run the pipeline to its end, in a process of its own, as a user would."""
     arguments = ["drain", str(folder / f"{name}.yaml"), "--close", "--json", "--master", master]
     state = ["--state-dir", str(folder / f"{name}-state")]
-    process = subprocess.Popen(
-        command(*arguments, *state, *options),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
-    finally:
-        end_session(process.pid)
-        process.wait()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return run_apart(command(*arguments, *state, *options))
 
 
 def results(folder: Path) -> Counter[tuple[object, ...]]:

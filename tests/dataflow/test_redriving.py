@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
-from tests.dataflow.compiler.rows import at
+from tests.dataflow.quivers import at
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG
 from holdfast.dataflow.driver.state_dir import StateDir

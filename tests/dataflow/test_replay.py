@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 from tests.dataflow.quivers import CONFIG, CONFIG_NAME, at, batch, open_when_free
-from tests.patience import SPARK_PATIENCE_S
+from tests.support.sessions import run_apart
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.driver.replay import StoredRange, replay
@@ -20,7 +19,6 @@ from holdfast.dataflow.driver.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline, PipelineSettings
 from holdfast.errors import BadConfig, BadInput, PipelineFailed
 from holdfast.operate.cli.dataflow.replay import replay_command
-from holdfast.prove.sessions import end_session
 from holdfast.quiver import Quiver
 
 if TYPE_CHECKING:
@@ -200,16 +198,8 @@ def test_the_command_replays_as_one_batch(kept: Kept, tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "holdfast", "dataflow", "replay", str(kept.root / "file.yaml")]
     command += ["--batch", "--into", str(tmp_path / "into"), "--range", "2..4", "--json"]
-    process = subprocess.Popen(
-        [*command, "--master", "local[1]"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
-    finally:
-        end_session(process.pid)
-        process.wait()
-    assert process.returncode == 0, err
-    assert json.loads(out)["into"] == str(tmp_path / "into")
+    done = run_apart([*command, "--master", "local[1]"])
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["into"] == str(tmp_path / "into")
     (row,) = rows(tmp_path / "into" / "out")
     assert (json.loads(row)["n"], json.loads(row)["total"]) == (20, sum(range(20, 40)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from tests.dataflow.late_worker import ATTEMPTS
 from tests.dataflow.quivers import fill
 from tests.patience import SPARK_PATIENCE_S
+from tests.support.sessions import run_apart
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.tails import Tail
@@ -27,7 +27,6 @@ from holdfast.dataflow.driver.session import QUERY_SETTINGS
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import PipelineFailed
-from holdfast.prove.sessions import end_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -195,18 +194,13 @@ def test_a_query_that_ends_by_itself_is_a_failure(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.timeout(600)
 def test_a_query_goes_on_though_its_process_came_up_too_late(tmp_path: Path) -> None:
     fill(tmp_path / "q", [(1.0, "a", 0), (2.0, "b", 1)], [(3.0, "a", 2)])
-    process = subprocess.Popen(
+    done = run_apart(
         [sys.executable, "-m", "tests.dataflow.late_worker", str(tmp_path)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
-    finally:
-        end_session(process.pid)
-        process.wait()
-    assert process.returncode == 0, err
-    told = json.loads(out)
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
     assert (told["rows"], told["queries"], told["late"]) == (3, 1, 1)
     # On a busy machine Spark has given one up before it came to leave its mark.
     assert ATTEMPTS <= told["late_again"] <= 1 + ATTEMPTS

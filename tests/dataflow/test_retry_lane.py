@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.dataflow.compiler.rows import at
+from tests.dataflow.quivers import at
 from tests.patience import PATIENCE_S
 from tests.support.examples import examples
 

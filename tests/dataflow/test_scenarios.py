@@ -16,42 +16,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.dataflow.compiler.rows import at, rows, seconds
+from tests.dataflow.compiler.rows import Make, numbers, rows, started, windows
+from tests.dataflow.quivers import at
 
-from holdfast.dataflow.kit import PipelineHarness
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec import Pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
-Make = Callable[[Pipeline], PipelineHarness]
 Row = dict[str, Any]
 
 # A machine that does something else besides takes minutes for what is seconds of work.
 pytestmark = pytest.mark.timeout(600)
 slow = pytest.mark.slow
 LANE = {"attempts": 2, "interval": "0s"}
-
-
-@pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> Make:
-    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
-
-
-def started(**watermark: Any) -> Pipeline:
-    return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
-
-
-def windows(bench: PipelineHarness, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
-    """Return the results of a sink: where each window begins, and some columns."""
-    return Counter(
-        (seconds(row["window_start"]), *(row[name] for name in columns)) for row in bench.rows(sink)
-    )
-
-
-def numbers(bench: PipelineHarness, sink: str) -> list[int]:
-    return sorted(row["number"] for row in bench.rows(sink))
 
 
 def until(path: Path) -> Callable[[Row], Row]:

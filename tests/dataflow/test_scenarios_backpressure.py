@@ -9,9 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
-from tests.dataflow.compiler.rows import at
 from tests.dataflow.driver import Driver
-from tests.dataflow.quivers import fill
+from tests.dataflow.quivers import at, fill
 from tests.dataflow.spec.pipelines import pipeline, same
 from tests.patience import PATIENCE_S
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,6 @@ from tests.patience import PATIENCE_S, until
 from tests.support.backend import HttpBackend
 
 pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture
-def backend() -> Iterator[HttpBackend]:
-    server = HttpBackend()
-    yield server
-    server.close()
 
 
 @pytest.fixture

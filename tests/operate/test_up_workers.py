@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,6 @@ from tests.support.collector import Collector
 from holdfast.signals.otlp.kinds import OtlpKind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture
-def backend() -> Iterator[HttpBackend]:
-    server = HttpBackend()
-    yield server
-    server.close()
 
 
 @pytest.fixture

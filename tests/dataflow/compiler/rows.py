@@ -1,16 +1,16 @@
-"""Rows for tests of pipelines: seconds after a moment, a key, a number."""
+"""Pipelines of the tests, their rows (seconds after a moment, a key, a number), and results."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
-START = datetime(2026, 5, 1, 10, tzinfo=UTC)
+from tests.dataflow.quivers import START, at
 
-
-def at(seconds: float) -> datetime:
-    """Return a moment that many seconds after START."""
-    return START + timedelta(seconds=seconds)
+from holdfast.dataflow.kit import PipelineHarness
+from holdfast.dataflow.spec import Pipeline
 
 
 def rows(*given: tuple[float, str, int]) -> list[dict[str, Any]]:
@@ -21,3 +21,23 @@ def rows(*given: tuple[float, str, int]) -> list[dict[str, Any]]:
 def seconds(moment: datetime) -> float:
     """Return how many seconds after START a moment is."""
     return (moment - START).total_seconds()
+
+
+Make = Callable[[Pipeline], PipelineHarness]
+
+
+def started(**watermark: Any) -> Pipeline:
+    """Return a pipeline that reads a quiver, with what is given of its watermark."""
+    return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
+
+
+def numbers(bench: PipelineHarness, sink: str) -> list[int]:
+    """Return the numbers that came to a sink, sorted."""
+    return sorted(row["number"] for row in bench.rows(sink))
+
+
+def windows(bench: PipelineHarness, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
+    """Return the results of a sink: where each window begins, and some columns."""
+    return Counter(
+        (seconds(row["window_start"]), *(row[name] for name in columns)) for row in bench.rows(sink)
+    )

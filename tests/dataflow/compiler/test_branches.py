@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.dataflow.compiler.rows import at, rows
+from tests.dataflow.compiler.rows import Make, numbers, rows, started
+from tests.dataflow.quivers import at
 
 from holdfast.dataflow.driver.session import spark_parser
 from holdfast.dataflow.kit import PipelineHarness
@@ -17,22 +17,8 @@ from holdfast.errors import BadConfig, PipelineFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Make = Callable[[Pipeline], PipelineHarness]
 
 slow = pytest.mark.slow
-
-
-@pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> Make:
-    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
-
-
-def started(**watermark: Any) -> Pipeline:
-    return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
-
-
-def numbers(bench: PipelineHarness, sink: str) -> list[int]:
-    return sorted(row["number"] for row in bench.rows(sink))
 
 
 def tagged(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.dataflow.compiler.rows import at, seconds
+from tests.dataflow.compiler.rows import seconds
+from tests.dataflow.quivers import at
 from tests.patience import until_spark
 
 from holdfast.dataflow.compiler.places import SINK_CONFIG, Places

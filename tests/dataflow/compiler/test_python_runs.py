@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.dataflow.compiler.rows import at
+from tests.dataflow.quivers import at
 
 from holdfast.dataflow.compiler.calls import FAILED_TYPE, FunctionFailed
 from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, Call, CallKind, FunctionRun

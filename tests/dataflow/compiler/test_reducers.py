@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 from pyspark.sql.streaming.tws_tester import _InMemoryStatefulProcessorHandle
-from tests.dataflow.compiler.rows import at, seconds
+from tests.dataflow.compiler.rows import seconds
+from tests.dataflow.quivers import at
 from tests.support.examples import examples
 
 from holdfast.dataflow.compiler.calls import FunctionFailed

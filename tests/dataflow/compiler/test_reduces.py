@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.dataflow.compiler.rows import at, rows, seconds
-
-from holdfast.dataflow.kit import PipelineHarness
-from holdfast.dataflow.spec import Pipeline
+from tests.dataflow.compiler.rows import Make, rows, started, windows
+from tests.dataflow.quivers import at
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
-Make = Callable[[Pipeline], PipelineHarness]
 
 # One scenario is in every run of the tests: late rows, side output, watermark at equality.
 slow = pytest.mark.slow
-
-
-@pytest.fixture
-def bench(spark: SparkSession, tmp_path: Path) -> Make:
-    return lambda pipeline: PipelineHarness(pipeline, tmp_path, session=spark)
-
-
-def started(**watermark: Any) -> Pipeline:
-    return Pipeline(shuffle_partitions=1, **watermark).source("events", quiver="q")
-
-
-def windows(bench: PipelineHarness, sink: str, *columns: str) -> Counter[tuple[Any, ...]]:
-    """Return the results of a sink: where each window begins, and some columns."""
-    return Counter(
-        (seconds(row["window_start"]), *(row[name] for name in columns)) for row in bench.rows(sink)
-    )
 
 
 @slow

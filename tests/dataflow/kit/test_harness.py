@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import ValidationError
-from tests.dataflow.compiler.rows import START, at, rows, seconds
+from tests.dataflow.compiler.rows import rows, seconds
+from tests.dataflow.quivers import START, at
 from tests.dataflow.spec.pipelines import pipeline
 
 from holdfast.dataflow.kit import (
