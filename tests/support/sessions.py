@@ -11,7 +11,9 @@ from tests.patience import SPARK_PATIENCE_S
 from holdfast.prove.sessions import end_session
 
 
-def run_apart(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+def run_apart(
+    command: Sequence[str], *, timeout_s: float | None = SPARK_PATIENCE_S, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end in a session of its own, and end whatever it leaves there."""
     process = subprocess.Popen(
         command,
@@ -22,7 +24,7 @@ def run_apart(command: Sequence[str], **options: Any) -> subprocess.CompletedPro
         **options,
     )
     try:
-        out, err = process.communicate(timeout=SPARK_PATIENCE_S)
+        out, err = process.communicate(timeout=timeout_s)
     finally:
         end_session(process.pid)
         process.wait()
