@@ -148,6 +148,21 @@ def test_what_the_quiver_has_no_room_for_waits_on_the_long_way(
     assert fast == [False]
 
 
+def test_what_fails_on_the_fast_path_goes_the_long_way_and_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def fails(*_: object) -> bool:
+        raise RuntimeError("a fault")
+
+    body = event_bytes()
+    with running(tmp_path, settings()) as server:
+        monkeypatch.setattr(Intake, "offer", fails)
+        assert ask(server, request_bytes(body)).status == 200
+        assert server.place.stored() == [body]
+        assert server.receiver.statistics().in_flight_requests == 0
+
+
 def test_requests_over_the_bounds_are_refused_as_ever(tmp_path: Path, fast: list[bool]) -> None:
     body = event_bytes()
     limits = {"max_body_bytes": len(body) - 1}

@@ -306,7 +306,13 @@ class HttpApp:
             admitted = self.admission.enter(len(body))
         except Refused:
             return None
-        if len(body) > self._limits.max_body_bytes or not endpoint.offer(request, body, on_stored):
+        try:
+            fits = len(body) <= self._limits.max_body_bytes
+            is_taken = fits and endpoint.offer(request, body, on_stored)
+        except Exception:
+            # A fault of ours, or a quiver that is gone: the long way meets it again, and tells.
+            is_taken = False
+        if not is_taken:
             admitted.leave()
             return None
         admitted.received(len(body))  # there was room for them when it entered
