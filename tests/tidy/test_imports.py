@@ -331,11 +331,16 @@ def test_a_right_import_is_let_through(module: str, source: str) -> None:
 
 def loaded_by(statement: str) -> set[str]:
     """Return the top-level modules a fresh interpreter holds after `statement`."""
+    return {name.split(".")[0] for name in modules_after(statement)}
+
+
+def modules_after(statement: str) -> set[str]:
+    """Return all modules a fresh interpreter holds after `statement`."""
     program = f"import json, sys\n{statement}\nsys.stdout.write(json.dumps(list(sys.modules)))"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    return {name.split(".")[0] for name in json.loads(result.stdout)}
+    return set(json.loads(result.stdout))
 
 
 def test_loaded_modules_are_seen() -> None:
@@ -351,6 +356,14 @@ def test_the_embedded_quiver_needs_pyarrow_and_xxhash_alone() -> None:
     heavy = {"pyspark", "grpc", "pydantic", "click", "rich", "numpy", "pandas"}
     # pyarrow takes numpy along where it is installed; that is not ours to prevent.
     assert not (loaded_by("from holdfast import Quiver") - loaded_by("import pyarrow")) & heavy
+
+
+def test_what_is_not_needed_takes_no_memory() -> None:
+    """A child that checks telemetry has no quiver; a gateway that serves nobody has no Flight."""
+    assert not loaded_by("import holdfast.receive.otlp_checks") & {"pyarrow", "pydantic"}
+    gateway = "import holdfast.operate.up, holdfast.receive.otlp, holdfast.deliver.exporters.otlp"
+    assert "pyarrow.flight" not in modules_after(gateway)
+    assert "pyarrow.flight" in modules_after("import holdfast.remote.server")
 
 
 def test_public_names_are_there() -> None:

@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.dataflow.driver.wire import Access
 from holdfast.errors import BadConfig
@@ -23,11 +24,12 @@ from holdfast.graph.addresses import of_worker
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import reads_own_quivers
 from holdfast.graph.worker_quivers import WorkerQuivers
-from holdfast.remote import FlightSettings, QuiverServer
-from holdfast.remote.server import ServerStatistics
-from holdfast.remote.settings import FlightToken
+from holdfast.remote.settings import FlightSettings, FlightToken
 from holdfast.seam import Seam
 from holdfast.settings import Secret
+
+if TYPE_CHECKING:
+    from holdfast.remote.server import ServerStatistics
 
 # What a tool asks the gateway's control socket for, to get its `Access`.
 ACCESS_VERB = "flight"
@@ -48,6 +50,9 @@ class Serving:
         self, graph: Graph, stores: Mapping[str, WorkerQuivers], worker: int, seam: Seam
     ) -> None:
         """Listen; blocks until the serving process is there."""
+        # Only now: most gateways serve nobody, and Flight takes 8 MB.
+        from holdfast.remote.server import QuiverServer
+
         settings = graph.settings.flight
         is_own = settings is None
         settings = settings or FlightSettings(listen="127.0.0.1:0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.dead_letters.queue import DeadLettersStatistics
 from holdfast.deliver.statistics import DestinationStatistics
@@ -14,7 +14,9 @@ from holdfast.handoff.statistics import BacklogStatistics
 from holdfast.quiver import Statistics
 from holdfast.quiver.statistics import SubscriberStatistics
 from holdfast.receive.receiver import ReceiverStatistics
-from holdfast.remote.server import ServerStatistics
+
+if TYPE_CHECKING:  # a gateway that serves nobody has no Flight
+    from holdfast.remote.server import ServerStatistics
 
 GatewayState = Literal["new", "replaying", "running", "stopping", "stopped"]
 

@@ -397,7 +397,9 @@ class ServerConnection:
                 body = await self.unpacked(call, message, call.place.hold)
             else:
                 body = await message.pieces.joined()
+            # What came in pieces is gone before its method takes its time.
             call.message = None
+            del message
             answer = await method.handle(body, call)
         except Exception as error:
             self.failed(call, error)

@@ -12,7 +12,7 @@ import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from holdfast.errors import BadInput, OwnerGone, StorageFailed
 from holdfast.handoff.comparison import AddedNode
@@ -23,8 +23,10 @@ from holdfast.handoff.sender import Handoff, HandoffSettings
 from holdfast.handoff.settings import NODES_MAX, node_address
 from holdfast.quiver.quiver import Quiver
 from holdfast.remote.settings import ClientSettings
-from holdfast.replica.flight import FlightTransport
 from holdfast.seam import Seam
+
+if TYPE_CHECKING:
+    from holdfast.replica.flight import FlightTransport
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class NodeCalls:
 
     def connect(self, address: str) -> FlightTransport:
         """Return the way to the data node at an address."""
+        # Only now: a gateway without data nodes needs no Flight.
+        from holdfast.replica.flight import FlightTransport
+
         return FlightTransport(
             f"{self.scheme}://{address}",
             self.client,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from holdfast.dataflow.driver.wire import (
     DriverFigures,
@@ -47,7 +47,9 @@ from holdfast.operate.metrics import (
 )
 from holdfast.operate.telemetry_metrics import TELEMETRY_METRICS
 from holdfast.receive.receiver import ItemCounts, ReceiverStatistics
-from holdfast.remote.server import ServerStatistics
+
+if TYPE_CHECKING:
+    from holdfast.remote.server import ServerStatistics
 
 
 def _queries(driver: DriverFigures) -> Iterator[tuple[Labels, QueryStatistics]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, MutableMapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from holdfast.quiver import Receipt
+if TYPE_CHECKING:  # a child that checks requests has no quiver, and needs no memory for one
+    from holdfast.quiver import Receipt
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -80,8 +81,8 @@ class Response(NamedTuple):
 
 
 # Hears what became of an append; and makes the response to it.
-OnStored = Callable[[Receipt | BaseException], None]
-Respond = Callable[[Receipt | BaseException], Response]
+OnStored = Callable[["Receipt | BaseException"], None]
+Respond = Callable[["Receipt | BaseException"], Response]
 
 
 class Refused(Exception):

@@ -16,10 +16,9 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pyarrow as pa
-from pyarrow import flight
 
 from holdfast import errors
 from holdfast.errors import BadInput, DataLoss, HoldfastError, NotAccepted, NotAllowed, OwnerGone
@@ -29,6 +28,9 @@ from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.log.inbox import Receipt
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.sealed import SealedRead
+
+if TYPE_CHECKING:  # imported where an error is turned: messages alone need no Flight
+    from pyarrow import flight
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
@@ -44,6 +46,8 @@ _CLASSES: dict[str, type[HoldfastError]] = {
 
 def to_flight(error: HoldfastError) -> flight.FlightError:
     """Return what a server raises so that its client gets this error."""
+    from pyarrow import flight
+
     fields: dict[str, Any] = {
         "error": type(error).__name__,
         "message": error.message,
@@ -66,6 +70,8 @@ def to_flight(error: HoldfastError) -> flight.FlightError:
 
 def from_flight(error: BaseException) -> HoldfastError:
     """Return the error that a server raised, or the one for a server that is not there."""
+    from pyarrow import flight
+
     details = getattr(error, "extra_info", None)
     if details:
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -113,6 +119,8 @@ def answering(work: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Re
 @contextlib.contextmanager
 def reporting() -> Iterator[None]:
     """Raise for the client what is raised inside."""
+    from pyarrow import flight
+
     try:
         yield
     except HoldfastError as error:
@@ -130,6 +138,8 @@ def reporting() -> Iterator[None]:
 @contextlib.contextmanager
 def calling() -> Iterator[None]:
     """Raise in a client what its server raised inside."""
+    from pyarrow import flight
+
     try:
         yield
     except (flight.FlightError, pa.ArrowException) as error:
