@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import platform
 import subprocess
 import sys
 
+import pytest
 from tests.patience import PATIENCE_S
 
 from holdfast.operate.up import NEW_CONTAINERS, SWITCH_S
@@ -40,3 +42,34 @@ def test_a_gateway_looks_at_what_is_new_and_seldom() -> None:
     _, alive = garbage.split()
     assert int(alive) < 2 * NEW_CONTAINERS, "cycles stay for ever"
     assert gc.get_threshold() == before
+
+
+# Large requests come and go twice, with something small behind each that stays: how many MB do?
+_LARGE_BLOCKS = """
+import re
+from holdfast.operate.up import suit_a_gateway
+suit_a_gateway()
+def held_mb():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+before = held_mb()
+small = []
+for _ in range(2):
+    large = []
+    for _ in range(16):
+        large.append(b"x" * 4_000_000)
+        small.append(b"y" * 100_000)
+    del large
+print(held_mb() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has its own ways")
+def test_a_gateway_gives_large_blocks_back() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LARGE_BLOCKS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    assert int(done.stdout) < 30
