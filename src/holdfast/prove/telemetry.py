@@ -49,8 +49,8 @@ from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 
 TIMEOUT_S = 30.0
-# A gateway that is being restarted is asked again after so long.
-PAUSE_S = 0.02
+# A gateway that is being restarted is asked again after so long; it has the machine meanwhile.
+PAUSE_S = 0.1
 # Requests have by turns one item and so many.
 ITEMS_MAX = 5
 # About as large as an item of a real application.
@@ -58,7 +58,7 @@ _PADDING_BYTES = 300
 _KINDS = tuple(OtlpKind)
 _NAME = "name"
 _OK = 200
-# 2026-01-01, and how far from it items are at most.
+# 2026-01-01; the times of items follow it.
 _NEW_YEAR_NS = 1_767_225_600 * 10**9
 _EXPANDED_BYTES_MAX = 64 * 1024 * 1024
 _ALL_TAKEN = b"\0\0\0\0\0"
@@ -264,16 +264,13 @@ async def _serve_http(
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             request, *lines = head.rstrip().split("\r\n")
-            fields = {name.lower(): value.strip() for name, _, value in _parted(lines)}
+            parted = (line.partition(":") for line in lines)
+            fields = {name.lower(): value.strip() for name, _, value in parted}
             body = await reader.readexactly(int(fields["content-length"]))
             journal.note(request.split(" ")[1], body, fields.get("content-encoding", ""))
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     except (asyncio.IncompleteReadError, ConnectionError):
         writer.close()
-
-
-def _parted(lines: list[str]) -> Iterator[tuple[str, str, str]]:
-    return (line.partition(":") for line in lines)
 
 
 async def _serve_grpc(
