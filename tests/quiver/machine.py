@@ -180,6 +180,17 @@ def payloads(quiver: Quiver, slot: str = "events") -> dict[int, list[bytes]]:
     return found
 
 
+def segment(machine: Machine, place: int = 0) -> PurePath:
+    """Return the folder of one of its segments, the oldest if none is named."""
+    return SEGMENTS / machine.disk.list(SEGMENTS)[place].name
+
+
+def remove_wal(machine: Machine) -> None:
+    """Remove all files of the log."""
+    for path in machine.wal_paths():
+        machine.disk.unlink(path, "test")
+
+
 def contents(disk: Disk, folder: PurePath = ROOT) -> dict[PurePath, bytes]:
     """Return every file below a folder."""
     found: dict[PurePath, bytes] = {}

@@ -13,6 +13,7 @@ from pathlib import PurePath
 
 import pyarrow as pa
 import pytest
+from tests.quiver.machine import contents
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from holdfast.errors import UnknownFormat
@@ -39,15 +40,6 @@ PHYSICAL_SECTOR_BYTES = 4096
 def open_quiver(disk: Disk) -> Quiver:
     clock = JumpingClock(1_700_000_000_000_000_000)
     return Quiver.open(ROOT, seam=Seam(disk, clock, seeded_randomness(2)))
-
-
-def contents(disk: Disk, folder: PurePath = ROOT) -> dict[PurePath, bytes]:
-    """Return every file below a folder."""
-    found: dict[PurePath, bytes] = {}
-    for entry in disk.list(folder):
-        path = folder / entry.name
-        found |= contents(disk, path) if entry.is_dir else {path: disk.read(path)}
-    return found
 
 
 @pytest.fixture

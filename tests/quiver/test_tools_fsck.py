@@ -7,7 +7,17 @@ from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
-from tests.quiver.machine import QUARANTINE, ROOT, SEGMENTS, WAL, Machine, contents, quiet
+from tests.quiver.machine import (
+    QUARANTINE,
+    ROOT,
+    SEGMENTS,
+    WAL,
+    Machine,
+    contents,
+    quiet,
+    remove_wal,
+    segment,
+)
 from tests.quiver.reading import acknowledge
 from xxhash import xxh3_64_hexdigest
 
@@ -47,10 +57,6 @@ def filled(machine: Machine) -> Machine:
     fill(machine.start())
     machine.kill()
     return machine
-
-
-def segment(machine: Machine, place: int = 0) -> PurePath:
-    return SEGMENTS / machine.disk.list(SEGMENTS)[place].name
 
 
 def newest_ledger(machine: Machine) -> PurePath:
@@ -94,11 +100,6 @@ def test_what_a_newer_program_wrote_is_not_judged(filled: Machine) -> None:
 
 
 Trouble = Callable[[Machine], None]
-
-
-def remove_wal(machine: Machine) -> None:
-    for path in machine.wal_paths():
-        machine.disk.unlink(path, "test")
 
 
 def mix_up_names(machine: Machine) -> None:

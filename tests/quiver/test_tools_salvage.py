@@ -19,6 +19,8 @@ from tests.quiver.machine import (
     contents,
     disk_with,
     quiet,
+    remove_wal,
+    segment,
 )
 from tests.quiver.reading import acknowledge
 
@@ -80,10 +82,6 @@ def left(machine: Machine) -> Machine:
 def expected_of(machine: Machine) -> dict[int, Any]:
     with Quiver.open(ROOT, quiet(), seam=seam(machine.disk.snapshot(), machine)) as quiver:
         return everything(quiver)
-
-
-def segment(machine: Machine, place: int = 0) -> PurePath:
-    return SEGMENTS / machine.disk.list(SEGMENTS)[place].name
 
 
 def save(machine: Machine) -> Salvaged:
@@ -151,11 +149,6 @@ def damage_footer(machine: Machine) -> None:
 def lose_wal_headers(machine: Machine) -> None:
     for path in machine.wal_paths():
         machine.scribble(path, 0, 8192)
-
-
-def remove_wal(machine: Machine) -> None:
-    for path in machine.wal_paths():
-        machine.disk.unlink(path, "test")
 
 
 def set_aside_by_a_start(machine: Machine) -> None:
