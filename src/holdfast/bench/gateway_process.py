@@ -1,4 +1,8 @@
-"""The gateway under measurement: `holdfast up` in a process of its own, with its figures."""
+"""The gateway under measurement: `holdfast up` in a process of its own, with its figures.
+
+Nothing of it is measured from inside. CPU and memory are the kernel's account of the process, and
+counts come from `/metrics`, as they would for anybody who operates it.
+"""
 
 from __future__ import annotations
 

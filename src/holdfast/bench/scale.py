@@ -1,4 +1,9 @@
-"""How much is measured: enough to mean something, or (quick) just enough to see it run."""
+"""How much is measured: enough to mean something, or (quick) just enough to see it run.
+
+A scale is data and nothing else, so that a measurement cannot do something else when it is quick:
+the same code runs, on less. Rounds are odd numbers where there is time, because the median is then
+a round that was really measured.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The settings of a destination: order, limits, retries, and when an event is given up."""
+"""The settings of a destination: order, limits, retries, and when an event is given up.
+
+There are few of them on purpose. A key that nobody can choose well is a constant with a reason
+(below), and its old name is still understood, with a word on what happens instead. Nothing is
+dropped by default: a limit, and what happens at it, is always something that somebody wrote down.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""From a file to a graph: read, check everything, and tell all that is wrong at once."""
+"""From a file to a graph: read, check everything, and tell all that is wrong at once.
+
+    read         YAML, with the place of every key and value; references are replaced in values
+    write out    short forms become long ones, so that nothing behind this knows them
+    validate     the file by its model, then each `config` by the model of its component
+    check        what only the whole shows: connections, addresses, directories, pipelines
+
+Each step goes on with what the one before it could make sense of. A finding is written into the
+document, with its place; whether there is a graph is decided at the end, by all of them together.
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,11 @@ class RetentionSettings(_QuiverSection):
     believed for this long: nothing expires by it meanwhile."""
 
     def as_config(self) -> RetentionConfig:
-        """Return it as the quiver takes it."""
+        """Return it as the quiver takes it.
+
+        `keep_delivered` is the quiver's `steady_state_headroom_bytes`: to a file it is what stays
+        readable, to the quiver what it need not remove as soon as it may.
+        """
         return RetentionConfig(
             size_cap_bytes=self.size_cap,
             size_cap_policy=self.size_cap_policy,

@@ -1,4 +1,13 @@
-"""Calling a user's function: its attempts, its time limit, and what is said of a row it rejects."""
+"""Calling a user's function: its attempts, its time limit, and what is said of a row it rejects.
+
+A function is somebody else's code, in our worker. It may raise, hang, return what does not fit, or
+catch every exception; none of that may cost more than the row it was called with. So a call has a
+limit that it cannot catch (`_TooLong`), attempts with pauses, and in the end a row in the column of
+failures: with the error, and with the row itself if it may come again.
+
+The limit is an alarm signal, which only a main thread gets. Spark calls functions in the main
+thread of a worker; elsewhere, as in tests, a call runs as long as it runs.
+"""
 
 from __future__ import annotations
 

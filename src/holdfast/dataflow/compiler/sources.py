@@ -1,4 +1,10 @@
-"""The streams that a query begins with: quivers of others, and those between queries."""
+"""The streams that a query begins with: quivers of others, and those between queries.
+
+There are three kinds. A source vertex reads what somebody else fills, and its watermark is a guess
+by event times (`max_delay`), or a promise where producers are named. A quiver between two queries
+is filled by one of ours, which promises how far its results are complete, so nothing is guessed.
+The retry lane brings rows back that failed; they belong to times long past, and carry their own.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The progress of a query: what Spark reports about its batches, added up; and its restarts."""
+"""The progress of a query: what Spark reports about its batches, added up; and its restarts.
+
+Spark keeps the reports of its last hundred batches and no totals, so they are added up here, each
+batch once, whenever somebody looks. A query that hangs looks much like one that has nothing to do.
+What tells them apart is what it says it is at, since when, and whether anything is done for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Columns for Spark: which Arrow types it takes, and how the others become one of these."""
+"""Columns for Spark: which Arrow types it takes, and how the others become one of these.
+
+Spark wants to know the columns of a stream before it reads the first row, and keeps to them for as
+long as the query has state. A quiver makes no such promise: a producer may add a column tomorrow,
+or send text where there was a number. Between the two stands what is remembered beside the
+checkpoint: a query goes on with the columns it began with, new ones are added behind them, and a
+row whose values do not fit is rejected by itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""`holdfast handoff`: what waits for data nodes, what they lack, and what to do about it."""
+"""`holdfast handoff`: what waits for data nodes, what they lack, and what to do about it.
+
+Every command asks the running gateway (handoff/control.py), and each of its workers answers with
+records of its own; here they are one list. What gives data up says first how much that would be,
+and asks. What takes long is asked for in turns, so that an interrupt leaves nothing half done.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The ledger as it was written: every line of the open file and of those kept, oldest first."""
+"""The ledger as it was written: every line of the open file and of those kept, oldest first.
+
+The owner knows what is true now; this is how it came to be. Nothing is added up here, because a
+line may be the only witness of something that later lines have overtaken. Lines that cannot be read
+are left out, and reported by `scrub`.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +60,11 @@ class Line(NamedTuple):
         return False
 
     def fields(self) -> dict[str, Any]:
-        """Return the line as flat columns: those of an export."""
+        """Return the line as flat columns: those of an export.
+
+        The same for outcomes and for changes, so that all of it is one table: who looks for what
+        happened to a bundle asks for its seq, and does not know which kind of line will tell.
+        """
         if self.resolution is not None:
             r = self.resolution
             return {

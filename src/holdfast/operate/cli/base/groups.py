@@ -1,4 +1,8 @@
-"""How commands are grouped and completed: in a fixed order, each with an example and a guess."""
+"""How commands are grouped and completed: in a fixed order, each with an example and a guess.
+
+Examples stand in one table and not with their commands, so that a test can hold them against the
+commands that there are, and so that they are not forgotten one by one.
+"""
 
 from __future__ import annotations
 
