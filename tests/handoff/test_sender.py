@@ -16,6 +16,7 @@ from holdfast.handoff.membership import subscriber_of
 from holdfast.handoff.monitor import MonitorSettings, NodeState
 from holdfast.handoff.scheduler import MIB, SchedulerSettings
 from holdfast.handoff.sender import HandoffSettings
+from holdfast.handoff.statistics import backlog_statistics
 from holdfast.handoff.syncpoint import SyncPoint
 from holdfast.handoff.worker import WorkerSettings
 from holdfast.quiver import Outcome, SubscriberOptions
@@ -224,6 +225,30 @@ def test_scenario_10_busy_is_respected_and_expired_completes(sim: Calm) -> None:
     sim.run(20.0)
     assert sim.handoff.workers["a"].counters.answers[AnswerKind.EXPIRED] == 1
     sim.accepted = {seq: x for seq, x in sim.accepted.items() if seq != old.first_seq}
+
+
+def test_scenario_10_what_a_busy_node_needs_all_the_same_is_sent_and_its_reason_is_told(
+    sim: Calm,
+) -> None:
+    sim.stop("a")
+    parts = sim.seal(6)
+    node = sim.at["a"]
+    for one in parts[1:]:
+        node.lies[one] = PartAnswer(one, AnswerKind.BUSY, "too much is damaged", 1e6)
+    node.restart()
+    sim.run(60.0)
+    assert sim.has("a") == {parts[0]}
+    assert sim.handoff.monitor.state("a") is NodeState.BUSY
+    (told, _) = backlog_statistics(sim.handoff, sim.clock.wall_ns())
+    assert told.problem == "too much is damaged"
+    offers = node.offers
+    sim.run(600.0)
+    assert node.offers == offers
+    node.lies.clear()
+    sim.clock.pass_s(1e6)
+    sim.run(60.0)
+    (told, _) = backlog_statistics(sim.handoff, sim.clock.wall_ns())
+    assert (told.pending_parts, told.problem) == (0, None)
 
 
 def test_scenario_10_a_part_that_fails_waits_alone_and_is_held_after_sixteen_times(

@@ -67,7 +67,9 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
     counters = None if worker is None else worker.counters
     problem = handoff.monitor.last_error(name)
     if worker is not None:
-        problem = worker.refusal or worker.last_error or problem
+        health = handoff.probers[name].health
+        refuses = health.reason if health is not None and not health.is_writable else None
+        problem = worker.refusal or worker.last_error or problem or refuses
     return BacklogStatistics(
         name=name,
         state=handoff.monitor.state(name),

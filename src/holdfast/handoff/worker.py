@@ -343,9 +343,8 @@ class Worker:
             # Another node is at the address, and no probe has noticed yet.
             self._needed = []
             self.refusal = kinds[AnswerKind.WRONG_NODE].reason or "another node answers: rebind it"
-        elif AnswerKind.BUSY in kinds:
+        elif AnswerKind.BUSY in kinds and not self._needed:
             # Nothing more before it asked for it.
-            self._needed = []
             self._scheduler.was_busy(self.name)
         elif is_send and is_clean:
             self._batch_max = min(self._scheduler.settings.parts_max, 2 * self._batch_max)
@@ -354,15 +353,13 @@ class Worker:
 
     def _monitor_saw(self, reply: PartsReply) -> None:
         """Believe answers as much as probes."""
-        waits = [
-            BUSY_S if answer.retry_after_s is None else answer.retry_after_s
-            for answer in reply.answers.values()
-            if answer.kind is AnswerKind.BUSY
-        ]
-        if waits:
+        busy = [one for one in reply.answers.values() if one.kind is AnswerKind.BUSY]
+        # What it needs all the same goes first: a node with much damage takes only sound copies.
+        if busy and not self._needed:
+            waits = [BUSY_S if one.retry_after_s is None else one.retry_after_s for one in busy]
             self._monitor.busy(self.name, max(waits))
         if reply.answers:
-            self.last_error, self._failures = None, 0
+            self.last_error, self._failures = (busy[0].reason or None) if busy else None, 0
 
     def _settle(self, one: OutgoingPart, answer: PartAnswer, *, is_send: bool) -> None:
         """Do what an answer means for one part."""
