@@ -140,3 +140,11 @@ def test_statistics_say_what_waits_for_whom_and_why(sim: Calm) -> None:
     sim.handoff.configure(sim.names)
     a, _ = backlog_statistics(sim.handoff, sim.clock.wall_ns())
     assert (a.state, a.pending_parts, a.sent_parts) == ("orphaned", 2, 0)
+    assert "or forget it" in (a.problem or "")
+    # Of one that never answered: why not, and not only that.
+    sim.new_node("c").is_up = False
+    sim.names = ["b", "c"]
+    sim.handoff.configure(sim.names)
+    sim.run(20.0)
+    *_, c = backlog_statistics(sim.handoff, sim.clock.wall_ns())
+    assert "not met yet: the connection was refused" in (c.problem or "")

@@ -97,7 +97,10 @@ class Membership:
             return wrong_node(node_id, known)
         other = self.name_of(node_id)
         if other not in (None, name):
-            return f"node {node_id} is bound to the name {other!r}: two names lead to one node"
+            return (
+                f"node {node_id} is bound to the name {other!r}: two names lead to one node; "
+                "forget the one that is not to stay"
+            )
         return None
 
     # ----------------------------------------------------------------- changing

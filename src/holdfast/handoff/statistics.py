@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holdfast.handoff.membership import subscriber_of
 from holdfast.handoff.monitor import NodeState
 from holdfast.handoff.sender import Handoff
-from holdfast.handoff.worker import HeldPart
+from holdfast.handoff.worker import NOT_MET, HeldPart, Worker
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.subscriber import LOSSES, Subscriber
 from holdfast.quiver.read.parts import waiting_segments
@@ -65,11 +65,6 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
     bound = handoff.membership.bound[name]
     oldest_ns = min((one.summary.min_ingestion_ns for one in waiting), default=None)
     counters = None if worker is None else worker.counters
-    problem = handoff.monitor.last_error(name)
-    if worker is not None:
-        health = handoff.probers[name].health
-        refuses = health.reason if health is not None and not health.is_writable else None
-        problem = worker.refusal or worker.last_error or problem or refuses
     return BacklogStatistics(
         name=name,
         state=handoff.monitor.state(name),
@@ -94,8 +89,20 @@ def _of_node(handoff: Handoff, name: str, now_ns: int) -> BacklogStatistics:
         failed_calls=0 if counters is None else counters.failed_calls,
         state_changes=handoff.monitor.changes(name),
         rate_bytes_s=None if worker is None or worker.is_over else handoff.scheduler.rate(name),
-        problem=problem,
+        problem=_problem(handoff, name, worker),
     )
+
+
+def _problem(handoff: Handoff, name: str, worker: Worker | None) -> str | None:
+    """Say what is in the way, the nearest first; None: nothing is known to be."""
+    if worker is None:
+        return "it is no longer in the configuration: configure it again, or forget it"
+    missed = handoff.monitor.last_error(name)
+    if worker.refusal == NOT_MET and missed is not None:
+        return f"{NOT_MET}: {missed}"
+    health = handoff.probers[name].health
+    refuses = health.reason if health is not None and not health.is_writable else None
+    return worker.refusal or worker.last_error or missed or refuses
 
 
 def _gaps(subscriber: Subscriber, seen: IntervalSet) -> tuple[tuple[int, int, str], ...]:

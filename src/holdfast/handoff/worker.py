@@ -43,6 +43,8 @@ from holdfast.seam import Seam
 
 # Why a part is held that cannot be sent because of this machine's disk.
 DAMAGED = "damaged"
+# Why nothing is sent to a node that did not answer yet.
+NOT_MET = "it was not met yet"
 # What BUSY means when the node does not say for how long.
 BUSY_S = 1.0
 
@@ -118,7 +120,7 @@ class Worker:
         self.held: dict[PartId, HeldPart] = {}
         self.last_error: str | None = None
         # Why it sends nothing although the node answers; None: nothing is in the way.
-        self.refusal: str | None = "it was not met yet"
+        self.refusal: str | None = NOT_MET
         # The node that is bound to the name: every call is meant for it, and for no other.
         self._node_id = ""
         # Another reader attached under its name, or it was unregistered: this worker is over.
