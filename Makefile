@@ -18,7 +18,7 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench setup-peers setup-collectors setup-js clean
+.PHONY: help demo test test-all lint bench setup-peers setup-collectors setup-js setup-h2spec clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ setup-collectors: ## build the OpenTelemetry Collector that tests and benchmarks
 
 setup-js: ## install the JavaScript SDK of OpenTelemetry that tests send with (needs npm)
 	scripts/setup-js
+
+setup-h2spec: ## build h2spec, with which tests compare connections of gRPC (needs Go)
+	scripts/setup-h2spec
 
 clean: ## remove the virtual environment, caches and build results
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

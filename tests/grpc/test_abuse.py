@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.grpc.harness import (
     ECHO,
+    FAST,
     SLOW,
+    TALK,
     Echo,
     RawPeer,
     Served,
@@ -220,6 +223,47 @@ def test_broken_frames_end_the_connection(small: Served, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("others")
+def test_an_answer_to_a_connection_that_was_ended_finds_nobody(small: Served) -> None:
+    troubles: list[object] = []
+    small.loop.call_soon_threadsafe(
+        small.loop.set_exception_handler, lambda loop, context: troubles.append(context)
+    )
+    for path in (FAST, ECHO, TALK):
+        with RawPeer(small.address) as peer:
+            # In one piece: the answer is under way when the connection ends by the frame behind.
+            call = peer.begin(1, headers_of(path)).serialize()
+            call += DataFrame(1, framed(b"a"), flags=["END_STREAM"]).serialize()
+            peer.send_bytes(call + b"\0\0\1\4\0\0\0\0\0\0")
+            assert peer.until_gone() == ErrorCodes.FRAME_SIZE_ERROR
+    small.until_empty()
+    assert not small.rejected, "a method was kept from answering by an error"
+    # A task tells that it failed when it goes.
+    gc.collect()
+    assert troubles == []
+
+
+def test_what_is_wrong_with_streams_that_are_over_is_told(small: Served) -> None:
+    codes = ErrorCodes
+    reset, update = b"\x03\0\0\0\0\1", b"\x08\0\0\0\0\1"
+    for frame, code in (
+        (b"\0\0\3" + reset + bytes(3), codes.FRAME_SIZE_ERROR),
+        (b"\0\0\5" + update + bytes(5), codes.FRAME_SIZE_ERROR),
+        (b"\0\0\4" + update + bytes(4), codes.PROTOCOL_ERROR),
+        (b"\0\0\x08\x07\0\0\0\0\1" + bytes(8), codes.PROTOCOL_ERROR),
+    ):
+        with RawPeer(small.address) as peer:
+            peer.call(1)
+            peer.until_answered(1)
+            peer.send_bytes(frame)
+            assert peer.until_gone() == code
+    # One that the peer has ended, and that is not answered yet.
+    with RawPeer(small.address) as peer:
+        peer.call(1, path=SLOW)
+        peer.send(DataFrame(1, b"more"))
+        assert peer.until_gone() == codes.STREAM_CLOSED
+    small.until_empty()
+
+
 def test_what_is_sent_to_calls_that_are_over_is_read_up_to_a_bound(small: Served) -> None:
     with RawPeer(small.address) as peer:
         peer.send(peer.begin(1, headers_of("/no/Method")))

@@ -267,6 +267,8 @@ class Http2(asyncio.Protocol):
             raise _Violation(ErrorCodes.FRAME_SIZE_ERROR, "a frame is larger than we said")
         if stream_id == 0 or stream_id > self._highest_stream_id:
             raise _Violation(ErrorCodes.PROTOCOL_ERROR, "data came on a stream that is not open")
+        if stream_id in self._open and stream_id not in self._windows:
+            raise _Violation(ErrorCodes.STREAM_CLOSED, "data came behind the end of a stream")
         head_bytes = _HEAD_BYTES
         padding_bytes = 0
         if flags & _PADDED:
@@ -346,14 +348,16 @@ class Http2(asyncio.Protocol):
         elif kind != _HEADERS:
             self._charge_control()
         if kind == _GOAWAY:
-            self._take_goaway(frame)
+            self._take_goaway(frame, stream_id)
             return
         if kind > _CONTINUATION or (
             kind in (_RST_STREAM, _WINDOW_UPDATE)
             and 0 < stream_id <= self._highest_stream_id
             and stream_id not in self._open
         ):
-            return  # unknown, or about a stream that is over: `h2` forgets those
+            # Unknown, or about a stream that is over: `h2` forgets those.
+            self._check_ignored(frame, kind)
+            return
         if kind == _HEADERS and flags == _END_HEADERS and not self._is_client:
             self._take_request(frame, stream_id)
         elif kind == _WINDOW_UPDATE and self._take_window(frame, stream_id):
@@ -416,7 +420,16 @@ class Http2(asyncio.Protocol):
         if self._resets.take(1) > 0:
             raise _Violation(ErrorCodes.ENHANCE_YOUR_CALM, "too many calls are taken back")
 
-    def _take_goaway(self, frame: bytes) -> None:
+    def _check_ignored(self, frame: bytes, kind: int) -> None:
+        """Look at what nobody reads: it may be wrong all the same."""
+        if kind <= _CONTINUATION and len(frame) != _HEAD_BYTES + _WINDOW_UPDATE_BYTES:
+            raise _Violation(ErrorCodes.FRAME_SIZE_ERROR, "a frame has not the length of its kind")
+        if kind == _WINDOW_UPDATE and not int.from_bytes(frame[_HEAD_BYTES:], "big"):
+            raise _Violation(ErrorCodes.PROTOCOL_ERROR, "a window is opened by nothing")
+
+    def _take_goaway(self, frame: bytes, stream_id: int) -> None:
+        if stream_id:
+            raise _Violation(ErrorCodes.PROTOCOL_ERROR, "a GOAWAY came on a stream")
         if len(frame) < _HEAD_BYTES + _GOAWAY_BYTES_MIN:
             raise _Violation(ErrorCodes.FRAME_SIZE_ERROR, "a GOAWAY is too short")
         last_stream_id = int.from_bytes(frame[9:13], "big") & _LAST_STREAM_ID
@@ -464,16 +477,20 @@ class Http2(asyncio.Protocol):
 
     def send_body(self, stream_id: int, data: bytes, trailers: HeaderList | None = None) -> None:
         """Send all that is to be sent on a stream, as fast as the peer takes it."""
-        self._outgoing.put(stream_id, data, trailers)
+        if not self._ends:
+            self._outgoing.put(stream_id, data, trailers)
 
     def send_headers(self, stream_id: int, headers: HeaderList) -> None:
         """Begin a response whose messages follow one by one."""
+        if self._ends:
+            return
         self._h2.send_headers(stream_id, headers)
         self._flush_soon()
 
     def send_piece(self, stream_id: int, data: bytes) -> None:
         """Send a part of a body; `Side.all_sent` tells when the next one can be sent."""
-        self._outgoing.put(stream_id, data, None, ends=False)
+        if not self._ends:
+            self._outgoing.put(stream_id, data, None, ends=False)
 
     def respond(
         self,
@@ -483,6 +500,8 @@ class Http2(asyncio.Protocol):
         trailers: HeaderList | None = None,
     ) -> None:
         """Send a whole response; without trailers, headers are all of it. Then the stream ends."""
+        if self._ends:
+            return
         self._h2.send_headers(stream_id, headers, end_stream=trailers is None)
         if trailers is None:
             self.end_stream(stream_id)
@@ -494,6 +513,8 @@ class Http2(asyncio.Protocol):
         self, stream_id: int, headers: FixedHeaders, body: bytes, trailers: FixedHeaders
     ) -> None:
         """Send a response that is like most others; at once, if there is room for it."""
+        if self._ends:
+            return
         if stream_id in self._windows or not self._h2.answer(stream_id, headers, body, trailers):
             self.respond(stream_id, headers, body, trailers)
             return
@@ -515,6 +536,8 @@ class Http2(asyncio.Protocol):
     def reset(self, stream_id: int, code: ErrorCodes) -> None:
         """End a stream at once; what the peer still sends on it is forgotten."""
         self._drop(stream_id)
+        if self._ends:
+            return
         self._h2.reset_stream(stream_id, code)
         self._control.charge(-CONTROL_FRAMES_PER_CALL)
         self._flush_soon()
@@ -545,7 +568,9 @@ class Http2(asyncio.Protocol):
         if self._ends or self._transport is None:
             return
         self._flush()
+        # Answers that are under way find nobody: `h2` may have closed the connection, and refuses.
         self._ends = True
+        self._outgoing.clear()
         last = 0 if self._is_client else self._h2.highest_inbound_stream_id
         self._write(goaway(last, code, message.encode()[:256]))
         self._transport.close()
