@@ -17,9 +17,9 @@ from holdfast.bench.gateway_process import running
 from holdfast.bench.otel_load import OtelLoad
 from holdfast.bench.otel_process import (
     AcceptedRequests,
+    OtelClient,
     OtelGateway,
     PlainServicer,
-    accept_requests,
 )
 from holdfast.bench.scale import OtelScale
 
@@ -33,15 +33,15 @@ def measure_otel_accept(
 ) -> None:
     """Measure what a request costs, over gRPC and HTTP, and at the peer."""
     gateway, peer = OtelGateway(folder / "gateway"), PlainServicer(folder / "peer")
-    with running(gateway, peer):
+    with running(gateway, peer), OtelClient() as client:
         for spans, suffix in SIZES:
             progress(f"accept: {OTEL_SENDERS} senders, {spans} spans, {scale.rounds} rounds")
             load = partial(OtelLoad, seconds=scale.seconds, senders=OTEL_SENDERS, spans=spans)
-            plain = partial(accept_requests, peer, load(to="grpc", port=peer.grpc_port))
+            plain = partial(client.accept, peer, load(to="grpc", port=peer.grpc_port))
             contenders: dict[str, Callable[[], AcceptedRequests]] = {
-                "grpc": partial(accept_requests, gateway, load(to="grpc", port=gateway.grpc_port)),
+                "grpc": partial(client.accept, gateway, load(to="grpc", port=gateway.grpc_port)),
                 "plain": plain,
-                "http": partial(accept_requests, gateway, load(to="http", port=gateway.http_port)),
+                "http": partial(client.accept, gateway, load(to="http", port=gateway.http_port)),
                 "control": plain,
             }
             found = rotated(contenders, scale.rounds, warm_up=True)

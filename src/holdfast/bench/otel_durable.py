@@ -11,7 +11,6 @@ same client process sends the same requests to both.
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +21,10 @@ from holdfast.bench.gateway_process import POLL_SECONDS, free_ports, running
 from holdfast.bench.otel_load import NUMBER, OtelLoad
 from holdfast.bench.otel_process import (
     AcceptedRequests,
+    OtelClient,
     OtelCollector,
     OtelGateway,
     OtelSink,
-    accept_requests,
     collector_program,
     otlp_exporter,
 )
@@ -60,15 +59,15 @@ def measure_otel_durable(
     (away,) = free_ports(1)
     gateway = OtelGateway(folder / "ours", exporters={"backend": otlp_exporter(away)})
     collector = OtelCollector(folder / "collector", away)
-    with running(gateway, collector):
+    with running(gateway, collector), OtelClient() as client:
         for spans, suffix in _SPANS_EACH:
             for senders in SENDERS_EACH:
                 progress(f"durable: {senders} senders, {spans} spans, {scale.rounds} rounds")
                 load = partial(
                     OtelLoad, "grpc", seconds=scale.seconds, senders=senders, spans=spans
                 )
-                peer = partial(accept_requests, collector, load(port=collector.grpc_port))
-                ours = partial(accept_requests, gateway, load(port=gateway.grpc_port))
+                peer = partial(client.accept, collector, load(port=collector.grpc_port))
+                ours = partial(client.accept, gateway, load(port=gateway.grpc_port))
                 found = rotated(
                     {"ours": ours, "peer": peer, "control": peer}, scale.rounds, warm_up=True
                 )
@@ -140,12 +139,13 @@ def _lost_by_killing(
         spans=_KILL_SPANS,
         journal=str(journal),
     )
-    with subprocess.Popen(load.command(), stdout=subprocess.DEVNULL) as client:
+    with OtelClient() as client:
+        client.begin(load)
         deadline_s = time.monotonic() + _WAIT_SECONDS_MAX
         while journal.stat().st_size < count * NUMBER.size and time.monotonic() < deadline_s:
             time.sleep(POLL_SECONDS)
         server.kill()
-        client.wait(_WAIT_SECONDS_MAX)
+        client.end()
     answered = {number for (number,) in NUMBER.iter_unpack(journal.read_bytes())}
     if len(answered) < count:
         raise CheckFailed("a server answered too few requests", hint="see its log", path=str(place))

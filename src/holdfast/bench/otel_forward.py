@@ -20,10 +20,10 @@ from holdfast.bench.figures import Figures, percentile, rotated
 from holdfast.bench.gateway_process import free_ports, running
 from holdfast.bench.otel_load import TRACE, OtelLoad, request_of
 from holdfast.bench.otel_process import (
+    OtelClient,
     OtelGateway,
     OtelSink,
     PassThrough,
-    accept_requests,
     otlp_exporter,
 )
 from holdfast.bench.scale import OtelScale
@@ -126,7 +126,7 @@ def measure_persistence(
 
     def contend(server: OtelGateway | PassThrough, rate_per_s: float | None) -> ForwardedRequests:
         sink = sinks[0] if server is durable else sinks[1]
-        return _forward(server, sink, scale.seconds, rate_per_s)
+        return _forward(client, server, sink, scale.seconds, rate_per_s)
 
     def contenders(rate_per_s: float | None) -> dict[str, Callable[[], ForwardedRequests]]:
         without = partial(contend, passing, rate_per_s)
@@ -136,7 +136,7 @@ def measure_persistence(
             "control": without,
         }
 
-    with running(*sinks, durable, passing):
+    with running(*sinks, durable, passing), OtelClient() as client:
         full = rotated(contenders(None), scale.rounds, warm_up=True)
         _note_ratios(full, "throughput", lambda one: one.per_s, figures)
         figures.add("forward_requests_per_s", [one.per_s for one in full["with"]])
@@ -152,14 +152,18 @@ def measure_persistence(
 
 
 def _forward(
-    server: OtelGateway | PassThrough, sink: OtelSink, seconds: float, rate_per_s: float | None
+    client: OtelClient,
+    server: OtelGateway | PassThrough,
+    sink: OtelSink,
+    seconds: float,
+    rate_per_s: float | None,
 ) -> ForwardedRequests:
     """Run a load, until all of it has arrived."""
     before = sink.count
     began_cpu_s = server.cpu_s()
     load = OtelLoad("grpc", server.grpc_port, seconds, FORWARD_SENDERS, SPANS, rate_per_s)
     # One request more opens the connection.
-    sent = accept_requests(server, load).requests + 1
+    sent = client.accept(server, load).requests + 1
     sink.wait_for(before + sent)
     cpu_s = server.cpu_s() - began_cpu_s
     arrived = sink.arrivals(before)

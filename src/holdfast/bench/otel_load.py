@@ -1,11 +1,11 @@
 """The two ends of a collector that is measured: a client process, and two backends that do little.
 
-    python -m holdfast.bench.otel_load LOAD
+    python -m holdfast.bench.otel_load
     python -m holdfast.bench.otel_load PORT [FILE]
 
-The client has so many senders, each waiting for its answer, over gRPC (grpcio) or HTTP; it prints
-what it measured as JSON. Every request is another one: the trace of its first span is named by a
-number and by when it was sent.
+The client reads loads, one JSON object in each line, and answers each with a line of what it
+measured. A load has so many senders, each waiting for its answer, over gRPC (grpcio) or HTTP. Every
+request is another one: the trace of its first span is named by a number and by when it was sent.
 
 A backend is a plain grpcio servicer that parses every request and forgets it. With a file it notes
 of each what its name says, and when it came.
@@ -61,14 +61,19 @@ class OtelLoad:
     # is gone.
     journal: str | None = None
 
-    def command(self) -> list[str]:
-        """Return the command line that runs this load."""
-        return [sys.executable, "-m", "holdfast.bench.otel_load", json.dumps(asdict(self))]
+    def line(self) -> str:
+        """Return what the client is told."""
+        return json.dumps(asdict(self)) + "\n"
+
+
+def client_command() -> list[str]:
+    """Return the command line of the client."""
+    return [sys.executable, "-m", "holdfast.bench.otel_load"]
 
 
 def backend_command(port: int, notes: str | None = None) -> list[str]:
     """Return the command line of a backend."""
-    command = [sys.executable, "-m", "holdfast.bench.otel_load", str(port)]
+    command = [*client_command(), str(port)]
     return command if notes is None else [*command, notes]
 
 
@@ -107,6 +112,14 @@ class _Requests:
         number, self._next = self._next, self._next + 1
         mark = TRACE.pack(number, time.time_ns())
         return number, b"".join((self._before, mark, self._behind))
+
+
+async def _run_all() -> None:
+    loop = asyncio.get_running_loop()
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        measured = await _run(OtelLoad(**json.loads(line)))
+        sys.stdout.write(json.dumps(measured) + "\n")
+        sys.stdout.flush()
 
 
 async def _run(load: OtelLoad) -> dict[str, float]:
@@ -148,8 +161,8 @@ async def _run(load: OtelLoad) -> dict[str, float]:
         "requests": len(latencies_s),
         "wall_s": wall_s,
         "client_cpu_s": cpu_s,
-        "p50_ms": percentile(latencies_s, 50) * 1e3,
-        "p99_ms": percentile(latencies_s, 99) * 1e3,
+        "p50_ms": percentile(latencies_s, 50) * 1e3 if latencies_s else 0.0,
+        "p99_ms": percentile(latencies_s, 99) * 1e3 if latencies_s else 0.0,
     }
 
 
@@ -211,8 +224,7 @@ def _serve(port: int, path: str | None) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1].isdigit():
+    if len(sys.argv) > 1:
         _serve(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)  # noqa: PLR2004
     else:
-        found = asyncio.run(_run(OtelLoad(**json.loads(sys.argv[1]))))
-        sys.stdout.write(json.dumps(found))
+        asyncio.run(_run_all())

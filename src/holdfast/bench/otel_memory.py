@@ -6,8 +6,6 @@ That of its children is counted, too: a large request is checked in one. What th
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,9 +14,8 @@ from pathlib import Path
 from holdfast.bench.figures import Figures
 from holdfast.bench.gateway_process import free_ports, http_exporter, running
 from holdfast.bench.otel_load import OtelLoad, request_of
-from holdfast.bench.otel_process import OtelGateway, accept_requests, otlp_exporter
+from holdfast.bench.otel_process import OtelClient, OtelGateway, otlp_exporter
 from holdfast.bench.scale import OtelScale
-from holdfast.errors import CheckFailed
 
 LARGE_BYTES = 4_000_000
 LARGE_SENDERS = 16
@@ -46,31 +43,27 @@ def measure_otel_memory(
         },
         exporters={"backend": otlp_exporter(dead), "catalog": catalog},
     )
-    with running(gateway):
+    with running(gateway), OtelClient() as client:
         grpc = OtelLoad("grpc", gateway.grpc_port, scale.seconds, LARGE_SENDERS, spans)
         http = replace(grpc, to="http", port=gateway.http_port)
         # Both ports have been used, so that what is made with the first request is there.
         for load in (grpc, http):
-            accept_requests(gateway, replace(load, seconds=_FIRST_SECONDS, senders=1, spans=1))
+            client.accept(gateway, replace(load, seconds=_FIRST_SECONDS, senders=1, spans=1))
         figures.add("rss_mb", [gateway.tree_rss_mb()])
         highest = []
         for load in (grpc, http):
-            highest_mb, requests = _highest_rss_mb(gateway, load)
+            highest_mb, requests = _highest_rss_mb(client, gateway, load)
             highest.append(highest_mb)
             figures.add(f"rss_in_flight_{load.to}_mb", [highest_mb])
             figures.note(f"rss_in_flight_{load.to}_requests", requests)
         figures.add("rss_in_flight_mb", [max(highest)])
 
 
-def _highest_rss_mb(gateway: OtelGateway, load: OtelLoad) -> tuple[float, int]:
+def _highest_rss_mb(client: OtelClient, gateway: OtelGateway, load: OtelLoad) -> tuple[float, int]:
     """Run a load; return the most memory that was seen, and how many requests were answered."""
     highest_mb = 0.0
-    with subprocess.Popen(load.command(), stdout=subprocess.PIPE, text=True) as client:
-        while client.poll() is None:
-            highest_mb = max(highest_mb, gateway.tree_rss_mb())
-            time.sleep(_LOOK_SECONDS)
-        assert client.stdout is not None
-        told = client.stdout.read()
-    if client.returncode:
-        raise CheckFailed("a load of large requests failed", hint="see the gateway's log")
-    return highest_mb, json.loads(told)["requests"]
+    client.begin(load)
+    while not client.is_done():
+        highest_mb = max(highest_mb, gateway.tree_rss_mb())
+        time.sleep(_LOOK_SECONDS)
+    return highest_mb, client.end()["requests"]

@@ -1,4 +1,4 @@
-"""The servers of the benchmark of telemetry, each in a process of its own, and a load against one.
+"""The processes of the benchmark of telemetry.
 
 OtelGateway     `holdfast up` with a receiver of OTLP and a quiver
 PassThrough     receives and forwards with the same code, without a quiver
@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
 from holdfast.bench.gateway_process import POLL_SECONDS, ServerProcess, free_ports
-from holdfast.bench.otel_load import ARRIVAL, OtelLoad, backend_command
+from holdfast.bench.otel_load import ARRIVAL, OtelLoad, backend_command, client_command
 from holdfast.errors import CheckFailed
 from holdfast.signals.otlp.kinds import OtlpKind
 
@@ -226,11 +227,43 @@ class AcceptedRequests:
         return self.client_cpu_s / self.requests * 1e6
 
 
-def accept_requests(server: ServerProcess, load: OtelLoad) -> AcceptedRequests:
-    """Run a load, and take the server's CPU over that time."""
-    began_cpu_s = server.cpu_s()
-    done = subprocess.run(load.command(), capture_output=True, check=False, text=True)
-    if done.returncode:
-        raise CheckFailed("a load against a server failed", hint=done.stderr[-500:])
-    cpu_s = server.cpu_s() - began_cpu_s
-    return AcceptedRequests(**json.loads(done.stdout), server_cpu_s=cpu_s)
+class OtelClient:
+    """The process that sends; one for all, so that starting it is no part of a round."""
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(client_command(), stdin=pipe, stdout=pipe, text=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()
+        self._child.communicate()
+
+    def begin(self, load: OtelLoad) -> None:
+        """Let it send."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(load.line())
+        self._child.stdin.flush()
+
+    def is_done(self) -> bool:
+        """Whether it has said what it measured, or died."""
+        assert self._child.stdout is not None
+        return bool(select.select([self._child.stdout], [], [], 0)[0])
+
+    def end(self) -> dict[str, Any]:
+        """Wait for what it measured."""
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise CheckFailed("a load against a server failed", hint="what it said stands above")
+        measured: dict[str, Any] = json.loads(line)
+        return measured
+
+    def accept(self, server: ServerProcess, load: OtelLoad) -> AcceptedRequests:
+        """Run a load, and take the server's CPU over that time."""
+        began_cpu_s = server.cpu_s()
+        self.begin(load)
+        measured = self.end()
+        return AcceptedRequests(**measured, server_cpu_s=server.cpu_s() - began_cpu_s)
