@@ -175,13 +175,13 @@ def test_a_message_that_comes_too_slowly_ends_the_stream_and_a_pause_does_not(
         server.until_empty()
 
 
-def test_a_connection_that_ends_by_its_age_ends_its_streams_well(tmp_path: Path) -> None:
-    settings = GrpcSettings(max_age_s=0.3)
-    with served(tmp_path, settings) as server, channel_to(server.address) as channel:
+def test_a_server_that_leaves_ends_its_streams_well(tmp_path: Path) -> None:
+    with served(tmp_path) as server, channel_to(server.address) as channel:
         waiting: queue.Queue[bytes | None] = queue.Queue()
         answers = talk(channel, iter(waiting.get, None))
         waiting.put(b"a")
         assert next(answers) == b"got a"
+        server.stop(PATIENCE_S / 2)
         assert code_of(answers) is Code.OK
         assert server.talk.ended == 1
         waiting.put(None)
@@ -200,7 +200,7 @@ def test_health_is_watched_until_the_server_stops(tmp_path: Path) -> None:
         assert code_of(watch(b"\xff")) is Code.INVALID_ARGUMENT
         # It takes no place of calls that bring something.
         assert server.admission.in_flight_requests == 0
-        server.stop()
+        server.stop(PATIENCE_S / 2)
         assert [list(whole), list(service), list(unknown)] == [[b"\x08\x02"], [b"\x08\x02"], []]
 
 
