@@ -341,7 +341,7 @@ def test_nothing_is_lost_and_order_is_kept(case: Case) -> None:
     play(case)
 
 
-@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
 @given(cases)
 def test_nothing_is_lost_or_sent_twice_newest_first(case: Case) -> None:
     case = replace(case, order="received", poison=False, newest_first=True)
