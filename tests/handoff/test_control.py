@@ -378,6 +378,24 @@ def test_a_replaced_node_lacks_what_its_predecessor_had_and_gets_it(sim: Calm) -
     assert len(set(differs["checksums"].values())) == 2
 
 
+def test_a_part_across_many_blocks_is_brought_once_for_all_its_gaps() -> None:
+    sim = Calm(3, HandoffSettings(replicas=1, block_seqs=1, scheduler=FAST))
+    sim.append(12)
+    sim.flush()
+    sim.run(20.0)
+    sim.tick()
+    assert sim.quiver.segments() == ()
+    sim.at["a"].is_up = False
+    sim.new_node("a")
+    sim.handoff.rebind("a")
+    sim.run(100.0)  # it is told what is not its own
+    assert len([gap for gap in asked(sim, "gaps", node="a") if "outcome" in gap]) > 1
+    _, *brought = asked(sim, "repair", node="a")
+    assert [one["answer"] for one in brought] == ["ack"]
+    assert asked(sim, "gaps", node="a") == []
+    sim.quiver.close()
+
+
 def test_a_gap_of_one_owner_of_several_is_no_gap_of_the_others() -> None:
     options = SubscriberOptions()
     sim = Calm(3, HandoffSettings(replicas=1, block_seqs=2, scheduler=FAST, subscriber=options))

@@ -38,6 +38,9 @@ from holdfast.seam.clock import Clock
 TURN_S = 10.0
 TURN_PARTS = 1000
 
+# What becomes of a part that the sender still has.
+WAITS = "waits"
+
 # Where the next turn goes on: node, quiver, seq.
 RepairPosition = tuple[str, str, int]
 
@@ -61,6 +64,15 @@ class RepairTurn:
     parts: list[RepairedPart] = field(default_factory=list)
     # None: nothing is left to try.
     next_position: RepairPosition | None = None
+    # By node and quiver: what was brought, or will be. A part across many blocks is in many gaps.
+    settled: dict[tuple[str, str], IntervalSet] = field(default_factory=dict)
+
+    def add(self, one: RepairedPart) -> None:
+        """Note what came of a part."""
+        self.parts.append(one)
+        if one.answer in RESOLVED or one.answer == WAITS:
+            key = one.node, one.part.quiver_id
+            self.settled.setdefault(key, IntervalSet()).add(one.part.first_seq, one.part.end_seq)
 
 
 def repair(
@@ -96,18 +108,21 @@ def _fill(
     statements: NodeStatements, gap: NodeGap, first_seq: int, done: RepairTurn
 ) -> Iterator[int]:
     """Bring a node the parts of a gap; yield after each up to which seq that is."""
+    settled = done.settled.get((gap.node, gap.quiver_id), IntervalSet())
     missing = IntervalSet([(first_seq, gap.end_seq)])
-    if SENDER in gap.sources:
+    if gap.outcome != DAMAGED_HERE:
+        missing = missing.without(settled)
+    if missing and SENDER in gap.sources:
         reopened = _reopen(statements.handoff, gap, missing)
-        done.parts += [RepairedPart(gap.node, part, SENDER, "waits") for part in reopened]
         for part in reopened:
+            done.add(RepairedPart(gap.node, part, SENDER, WAITS))
             missing.remove(part.first_seq, part.end_seq)
     while missing and gap.node in statements.asked:
         sources = statements.asked.keys() & set(gap.sources) - {gap.node}
         page = list_parts(statements, sorted(sources), gap.quiver_id, missing, TURN_PARTS)
         for part, holders in page.parts.items():
             brought = _bring(statements, gap.node, part, holders)
-            done.parts.append(brought)
+            done.add(brought)
             if gap.outcome == DAMAGED_HERE and brought.answer in RESOLVED:
                 _release(statements.handoff, gap)
             if gap.node not in statements.asked:
