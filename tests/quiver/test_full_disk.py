@@ -54,9 +54,9 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     disk = kind(capacity_bytes=12 * MB)
     if request.param == "quota":
         disk.full_errno = errno.EDQUOT
-    if request.param == "allocated":  # all of the reserve, in many files
+    if request.param == "allocated":  # all of the reserve, and all of it is written soon
         monkeypatch.setattr(reserve, "ALLOCATED_BYTES_MIN", 0)
-        monkeypatch.setattr(reserve, "FILE_BYTES_MAX", 100 * KB)
+        monkeypatch.setattr(reserve, "WRITE_OUT_S", 0.0)
     with Machine(disk) as machine:
         yield machine
 
@@ -156,28 +156,24 @@ class CountingDisk(FaultyDisk):
     def __init__(self, inner: SimulatedDisk) -> None:
         super().__init__(inner, (), inner.die)
         self.written_bytes = 0
-        self.largest_bytes = 0
-
-    def _count(self, size_bytes: int) -> None:
-        self.written_bytes += size_bytes
-        self.largest_bytes = max(self.largest_bytes, size_bytes)
 
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         written = super().write(handle, buffers, at)
         if at == QuiverPoint.RESERVE_WRITE:
-            self._count(written)
+            self.written_bytes += written
         return written
 
-    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
-        super().rewrite(path, content, at)
-        self._count(memoryview(content).nbytes)
+    def rewrite(self, path: PurePath, content: Buffer, at: str, offset_bytes: int = 0) -> None:
+        super().rewrite(path, content, at, offset_bytes)
+        self.written_bytes += memoryview(content).nbytes
 
 
 @pytest.fixture
 def allocating(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """A machine whose disk gives blocks before they are written, and small reserves of many."""
+    """A machine whose disk gives blocks before they are written, also few."""
     monkeypatch.setattr(reserve, "ALLOCATED_BYTES_MIN", 256 * KB)
-    monkeypatch.setattr(reserve, "FILE_BYTES_MAX", 512 * KB)
+    monkeypatch.setattr(reserve, "WRITE_OUT_BYTES", MB)
+    monkeypatch.setattr(reserve, "WRITE_OUT_S", 0.0)
     with Machine(AllocatingDisk()) as machine:
         yield machine
 
@@ -203,18 +199,19 @@ def test_large_growth_takes_its_blocks_at_once_and_the_keeper_writes_them(
     assert reserve_files(machine) == grown, "the blocks are ours although nothing is written"
     counting = CountingDisk(machine.disk)
     quiver = machine.start(unhurried(), through=lambda _: counting)
-    zeros = {name: size for name, size in grown.items() if not any(content(machine, name))}
-    assert sum(zeros.values()) > 2048 * KB
-    for left in range(len(zeros) - 1, -1, -1):
+    zeros = [size for name, size in grown.items() if not any(content(machine, name))]
+    assert max(zeros) > MB
+    written_bytes = 0
+    while counting.written_bytes < sum(zeros):
         quiver._engine.retention.tick()
-        assert sum(not any(content(machine, name)) for name in zeros) == left, "one at a time"
+        assert 0 < counting.written_bytes - written_bytes <= MB, "a piece at a time"
+        written_bytes = counting.written_bytes
     written = b"".join(content(machine, name) for name in grown)
     assert len(zlib.compress(written, 1)) > len(written), "nothing that a disk could leave out"
     quiver._engine.retention.tick()
     quiver.append_raw(b"x")
     assert reserve_files(machine) == grown
-    assert counting.written_bytes == sum(zeros.values()), "what is written stays"
-    assert counting.largest_bytes <= reserve.FILE_BYTES_MAX
+    assert counting.written_bytes == sum(zeros), "what is written stays"
 
 
 def content(machine: Machine, name: str) -> bytes:

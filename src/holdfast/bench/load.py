@@ -57,8 +57,8 @@ class RecordingDisk(RealDisk):
             self._group_bytes += written
         return written
 
-    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
-        super().rewrite(path, content, at)
+    def rewrite(self, path: PurePath, content: Buffer, at: str, offset_bytes: int = 0) -> None:
+        super().rewrite(path, content, at, offset_bytes)
         self.written_bytes[at.partition(".")[0]] += memoryview(content).nbytes
 
     def sync(self, handle: Handle, at: str) -> None:

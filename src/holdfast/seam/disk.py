@@ -111,8 +111,8 @@ class Disk(Protocol):
     def sync_path(self, path: PurePath, at: str) -> None:
         """Sync a file that another process wrote and may not have synced."""
 
-    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
-        """Write the first bytes of a file over themselves, and sync them.
+    def rewrite(self, path: PurePath, content: Buffer, at: str, offset_bytes: int = 0) -> None:
+        """Write over bytes that a file has, by default its first ones, and sync them.
 
         A sync alone proves nothing if one of another process failed: then what is read from memory
         counts as written, and is not on the disk.
@@ -404,8 +404,9 @@ class RealDisk:
         finally:
             os.close(handle)
 
-    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+    def rewrite(self, path: PurePath, content: Buffer, at: str, offset_bytes: int = 0) -> None:
         with open(path, "r+b", buffering=0) as file:
+            file.seek(offset_bytes)
             view, written = memoryview(content), 0
             while written < len(view):
                 written += file.write(view[written:]) or 0

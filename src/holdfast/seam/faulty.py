@@ -180,11 +180,11 @@ class FaultyDisk:
         self._inner.sync_path(path, at)
         self._leave(kind)
 
-    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+    def rewrite(self, path: PurePath, content: Buffer, at: str, offset_bytes: int = 0) -> None:
         kind = self._enter(at)
         if kind is FaultKind.FAILED_SYNC:
             raise OSError(errno.EIO, f"injected: sync failed at {at}")
-        self._inner.rewrite(path, content, at)
+        self._inner.rewrite(path, content, at, offset_bytes)
         self._leave(kind)
 
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:

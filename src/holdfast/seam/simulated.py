@@ -271,11 +271,11 @@ class SimulatedDisk:
         with self._writing():
             self._file(path).sync()
 
-    def rewrite(self, path: PurePath, content: Buffer, at: str) -> None:
+    def rewrite(self, path: PurePath, content: Buffer, at: str, offset_bytes: int = 0) -> None:
         with self._writing():
-            file, data = self._file(path), bytes(content)
-            file.cached[: len(data)] = data
-            file.dirty.append((0, len(data)))
+            file, end = self._file(path), offset_bytes + len(bytes(content))
+            file.cached[offset_bytes:end] = bytes(content)
+            file.dirty.append((offset_bytes, end))
             file.sync()
 
     def lose_dirty(self, handle: Handle) -> None:

@@ -16,8 +16,8 @@ An append waits while the reserve grows, and in a new quiver it grows with every
 bytes than are appended. To write them there and then halved the speed of a burst. So what is large
 is done in two steps. Its blocks are allocated and that is synced before the append goes on: from
 then on the file system counts them as the file's own, and to give them up frees them like any
-others. The random bytes are written over them by the keeper, one file per tick. A file system
-that cannot allocate, or does not count what it allocated, gets them at once, as does what is small.
+others. The random bytes are written over them by the keeper, some at a time. A file system that
+cannot allocate, or does not count what it allocated, gets them at once, as does what is small.
 
 Where there are no headers to give up, as in a directory of a version that kept no reserve, the
 second copies of the segments' summaries go instead, some at a time: the first ones, which were
@@ -64,8 +64,9 @@ SEGMENT_OVERHEAD_BYTES = 128 * KB
 STEP_BYTES_MIN = 256 * KB
 # What is smaller is written at once, without being allocated first.
 ALLOCATED_BYTES_MIN = MB
-# The largest file of the reserve: so much is written in one go (and held in memory) by the keeper.
-FILE_BYTES_MAX = 8 * MB
+# What is only allocated is written in such pieces, not more often than that.
+WRITE_OUT_BYTES = 8 * MB
+WRITE_OUT_S = 5.0
 # A file of which so many bytes at its end are zero is not written yet. They are written in order.
 _TAIL_BYTES = 64
 # Appends leave so much free on the disk beside the reserve: another quiver on the same disk that
@@ -128,10 +129,11 @@ class DiskReserve:
         # remove one that is open would not free its blocks. Nobody who grows the reserve needs it.
         self._writing_out = threading.Lock()
         self._files: dict[ReserveShare, dict[PurePath, int]] = {share: {} for share in ReserveShare}
-        # Which of them are not written yet.
-        self._unwritten: dict[PurePath, int] = {}
+        # What of them is only allocated.
+        self._unwritten: dict[PurePath, range] = {}
         self._clock = seam.clock
         self._retry_s = -math.inf
+        self._written_out_s = seam.clock.monotonic_s()
 
     def find(self) -> None:
         """Take over what the last process left."""
@@ -142,7 +144,7 @@ class DiskReserve:
                     path = self._folder / entry.name
                     self._files[ReserveShare(share)][path] = entry.size_bytes
                     if not self._is_written(path, entry.size_bytes):
-                        self._unwritten[path] = entry.size_bytes
+                        self._unwritten[path] = range(entry.size_bytes)
 
     def _is_written(self, path: PurePath, size_bytes: int) -> bool:
         if size_bytes < ALLOCATED_BYTES_MIN:
@@ -205,8 +207,8 @@ class DiskReserve:
                 return False
             self._retry_s = now_s + RETRY_S
             try:
-                for path in self._grow(ReserveShare.SEGMENT, size_bytes):
-                    self._remove(ReserveShare.SEGMENT, path)
+                path = self._grow(ReserveShare.SEGMENT, size_bytes)
+                self._remove(ReserveShare.SEGMENT, path)
             except OSError:
                 return False
             self._retry_s = -math.inf
@@ -217,33 +219,26 @@ class DiskReserve:
         self._retry_s = -math.inf
 
     def write_out(self) -> None:
-        """Write one of the files whose blocks are only allocated so far; an OSError if it fails."""
+        """Write some of what is only allocated so far, if it is time; an OSError if that fails."""
         with self._writing_out:
             with self._lock:
-                path, size_bytes = next(iter(self._unwritten.items()), (None, 0))
+                path, left = next(iter(self._unwritten.items()), (None, range(0)))
+            now_s = self._clock.monotonic_s()
+            if path is None or now_s < self._written_out_s + WRITE_OUT_S:
+                return
             # To write what is allocated may take a block or two, which a full disk does not have.
-            if path is not None and self._disk.free_bytes(self._root) >= FREE_BYTES_MIN:
-                content = b"".join(_noise(path, size_bytes))
-                self._disk.rewrite(path, content, QuiverPoint.RESERVE_WRITE)
-                with self._lock:
-                    self._unwritten.pop(path)
+            if self._disk.free_bytes(self._root) < FREE_BYTES_MIN:
+                return
+            self._written_out_s = now_s
+            end = min(left.start + WRITE_OUT_BYTES, left.stop)
+            content = b"".join(_noise(path, end, left.start))
+            self._disk.rewrite(path, content, QuiverPoint.RESERVE_WRITE, left.start)
+            with self._lock:
+                self._unwritten[path] = range(end, left.stop)
+                if end == left.stop:
+                    del self._unwritten[path]
 
-    def _grow(self, share: ReserveShare, size_bytes: int) -> list[PurePath]:
-        """Add files to a share, all or none."""
-        added: list[PurePath] = []
-        left_bytes = size_bytes
-        try:
-            while left_bytes > 0:
-                added.append(self._add(share, min(FILE_BYTES_MAX, left_bytes)))
-                left_bytes -= FILE_BYTES_MAX
-        except OSError:
-            with contextlib.suppress(OSError):
-                for path in added:
-                    self._remove(share, path)
-            raise
-        return added
-
-    def _add(self, share: ReserveShare, size_bytes: int) -> PurePath:
+    def _grow(self, share: ReserveShare, size_bytes: int) -> PurePath:
         """Add one file to a share, synced: only then are the blocks certainly ours."""
         taken = {path.name for path in self._files[share]}
         number = next(n for n in range(1, len(taken) + 2) if _name(share, n) not in taken)
@@ -268,7 +263,7 @@ class DiskReserve:
             self._disk.close(handle)
         self._files[share][path] = size_bytes
         if allocated:
-            self._unwritten[path] = size_bytes
+            self._unwritten[path] = range(size_bytes)
         return path
 
     def _remove(self, share: ReserveShare, path: PurePath) -> None:
@@ -319,17 +314,17 @@ class DiskReserve:
                     raise
 
 
-def _noise(path: PurePath, size_bytes: int) -> Iterator[memoryview]:
+def _noise(path: PurePath, size_bytes: int, start_bytes: int = 0) -> Iterator[memoryview]:
     """Yield bytes of no meaning, unlike those of any other file: a disk may store equal ones once.
 
-    They are the same for the same path.
+    They are the same for the same path. `start_bytes`, where they begin, is a multiple of a piece.
     """
     randomness = seeded_randomness(int.from_bytes(str(path).encode()))
     table = bytes(randomness.sample(range(256), 256))
     first = _random_piece()[:size_bytes].translate(table)
     twice = memoryview(first + first)
-    for number, start in enumerate(range(0, size_bytes, _PIECE_BYTES)):
-        shift = number * _SHIFT_BYTES % _PIECE_BYTES
+    for start in range(start_bytes, size_bytes, _PIECE_BYTES):
+        shift = start // _PIECE_BYTES * _SHIFT_BYTES % _PIECE_BYTES
         yield twice[shift : shift + min(_PIECE_BYTES, size_bytes - start)]
 
 
