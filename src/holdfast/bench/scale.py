@@ -221,5 +221,5 @@ class OtelScale:
     answered_before_kill: int
 
 
-OTEL_FULL = OtelScale(rounds=7, seconds=2.0, backlog_requests=2_000, answered_before_kill=500)
+OTEL_FULL = OtelScale(rounds=7, seconds=1.5, backlog_requests=1_500, answered_before_kill=500)
 OTEL_QUICK = OtelScale(rounds=2, seconds=0.5, backlog_requests=200, answered_before_kill=20)
