@@ -359,7 +359,8 @@ class DataNode:
         free_bytes = self._free_bytes()
         if free_bytes - self._coming_bytes - size_bytes >= self.settings.min_free:
             return ""
-        return f"{free_bytes} bytes are free, and {self.settings.min_free} are kept free (min_free)"
+        kept = self.settings.min_free
+        return f"{free_bytes} bytes are free, and {kept} are kept free (min_free): make room"
 
     def _gone(self) -> str:
         """Say that the directory is not where it was; empty if it is."""
