@@ -10,6 +10,7 @@ older ones (scripts/compare_versions.py).
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import time
@@ -116,6 +117,9 @@ Drive = Callable[[Quiver, int], list[float]]
 def measure(folder: Path, config: QuiverConfig, appends_each: int, drive: Drive) -> LoadRun:
     """Open a new quiver, let all producers append, and close it."""
     disk = RecordingDisk()
+    # What earlier measurements left: to look through all of it takes 50 ms, which would otherwise
+    # fall into one of the measurements, always the same one in the same version.
+    gc.collect()
     with Quiver.open(folder, config, seam=Seam(disk=disk)) as quiver:
         with Stopwatch() as watch:
             latencies_s = drive(quiver, appends_each)
