@@ -11,7 +11,10 @@ from tests.support.sessions import run_apart
 
 from holdfast.bench.scale import HANDOFF_FULL
 
-_HANDOFF = ("drain_vs_flight", "adopt_vs_append", "healthy_node_ratio", "store_amplification")
+_HANDOFF = (
+    *("drain_vs_flight", "adopt_vs_append", "adopt_vs_transactions", "adopt_vs_bulk"),
+    *("healthy_node_ratio", "store_amplification", "fairness"),
+)
 # What issue and documentation name; each has a median and a spread.
 FIGURES = {
     "dataflow": {
@@ -44,9 +47,9 @@ FIGURES = {
     "handoff": {
         *_HANDOFF,
         *(f"{name}_control" for name in _HANDOFF),
-        "fairness",
         "startup_s",
         "startup_segments_s",
+        "node_startup_s",
         "health_bytes",
     },
 }
