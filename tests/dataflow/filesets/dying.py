@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOMENTS = {"layer": (Commits, "create"), "row": (References, "confirm_commit")}
 BATCH = 1
+# A file in ROOT.
+REACHED = "reached"
 
 
 def run(root: Path, spark: SparkSession) -> None:
@@ -47,8 +49,8 @@ def run(root: Path, spark: SparkSession) -> None:
     drain("keep", pipeline.settings, Places(root / "state", root), spark, close=False)
 
 
-def trap(moment: str) -> None:
-    """Kill this session when it comes to the moment in its second batch."""
+def trap(root: Path, moment: str) -> None:
+    """Kill this session when it comes to the moment in its second batch; say first that it did."""
     owner, name = MOMENTS[moment]
     calls: list[int] = []
     before = getattr(owner, name)
@@ -56,6 +58,7 @@ def trap(moment: str) -> None:
     def dying(*arguments: object, **named: object) -> object:
         calls.append(1)
         if len(calls) > BATCH:
+            (root / REACHED).touch()
             end_session(os.getsid(0))
         return before(*arguments, **named)
 
@@ -63,6 +66,6 @@ def trap(moment: str) -> None:
 
 
 if __name__ == "__main__":
-    trap(sys.argv[2])
     folder = Path(sys.argv[1])
+    trap(folder, sys.argv[2])
     run(folder, start_session("local[2]", {"spark.local.dir": str(folder / "spark")}))
