@@ -106,8 +106,8 @@ def test_a_stream_that_there_is_no_room_for_is_to_be_sent_again(tmp_path: Path) 
     limits = RequestLimits(**sizes)
     with served(tmp_path, limits=limits) as server, channel_to(server.address) as channel:
         server.talk.reads.clear()
+        # The answer to the first may be on its way when the third comes, and end with the stream.
         answers = talk(channel, iter([bytes(MB - KB)] * 3))
-        next(answers)
         assert code_of(answers) is Code.UNAVAILABLE
         until(lambda: server.talk.cancelled == 1, "the method was told")
         server.until_empty()
