@@ -174,7 +174,9 @@ def running(command: list[str], folder: Path) -> Iterator[int]:
 def test_the_package_receives_changes_and_delivers(command: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "gateway"
     folder.mkdir()
-    (folder / "gateway.yaml").write_text(FILES["gateway.yaml"].replace(":7000", ":0"))
+    # Any port, where others run gateways on this machine, too; also of the admin page.
+    graph = FILES["gateway.yaml"].replace(":7000", ":0")
+    (folder / "gateway.yaml").write_text(graph + "admin: {listen: '127.0.0.1:0'}\n")
     given, written = re.findall(r"```text\n(.*?)```", GUIDE, re.DOTALL)
     with (
         running(command, folder) as port,
