@@ -460,7 +460,7 @@ class World:
         if not self.plans:
             return
         _, reader, planned = self.plans[pick % len(self.plans)]
-        with contextlib.suppress(Damaged, Fenced, UnknownSubscriber):
+        with contextlib.suppress(Damaged, DataLoss, Fenced, UnknownSubscriber):
             for bundle in reader.read(planned):
                 self.check_bundle(bundle)
 
