@@ -550,7 +550,7 @@ def test_a_segment_somebody_else_removed_is_no_trouble(still: StillMachine) -> N
     still.disk.remove_dir(SEGMENTS / folder.name, "test")
     keep(quiver)
     assert quiver.segments() == ()
-    assert quiver._engine.retention._trash.left_bytes == 0
+    assert quiver._engine.retention.trash.left_bytes == 0
 
 
 @pytest.mark.parametrize(

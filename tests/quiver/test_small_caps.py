@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from tests.quiver.machine import Machine, quiet
 
-from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig
+from holdfast.errors import Overloaded
+from holdfast.quiver import (
+    AppendConfig,
+    LedgerConfig,
+    Quiver,
+    QuiverConfig,
+    RetentionConfig,
+    SegmentConfig,
+    WalConfig,
+)
 from holdfast.quiver.base.config import KB, MB
 
 
@@ -61,3 +72,26 @@ def test_a_checkpoint_larger_than_a_file_is_not_written_again_at_every_sync(
             delivery.ack()
         quiver._engine.ledger.sync_if_due()
     assert len(machine.disk.list(quiver._engine.root / "ledger")) <= before + 1
+
+
+@pytest.mark.parametrize("event_bytes", [300, 1_000, 5_000, 100_000])
+def test_a_full_quiver_is_within_its_cap_with_the_blocks_of_its_last_seal(
+    tmp_path: Path, event_bytes: int
+) -> None:
+    config = QuiverConfig(
+        append=AppendConfig(max_pending_bytes=MB, timeout_s=0.2),
+        wal=WalConfig(file_size_bytes=MB // 4, max_size_bytes=2 * MB),
+        segment=SegmentConfig(target_size_bytes=MB),
+        retention=RetentionConfig(size_cap_bytes=4 * MB),
+    )
+    with Quiver.open(tmp_path / "full", config) as quiver:
+        quiver.register("dead")
+        full = False
+        while not full:
+            try:
+                quiver.append_raw(bytes(event_bytes))
+            except Overloaded:
+                full = True
+        quiver.flush()
+        assert quiver._engine.retention.look_at_disk() <= 4 * MB
+        assert quiver.statistics().used_bytes <= 4 * MB

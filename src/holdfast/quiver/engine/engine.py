@@ -279,7 +279,7 @@ class Engine:
         # disk that cannot be listed or reserved must not keep stored data from being read.
         with contextlib.suppress(OSError):
             self.sealer.wal_files.remove_sealed()
-            self.retention.empty_trash()
+            self.retention.trash.empty()
         if len(self.catalog.snapshot()) <= LOOK_AT_START_MAX:
             with contextlib.suppress(OSError):
                 self.retention.look_at_disk()

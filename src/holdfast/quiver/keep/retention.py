@@ -46,6 +46,9 @@ from holdfast.seam import Seam
 # Where no age limit says how long data may wait, `max_segments` lasts for this long.
 UNLIMITED_S = 7 * 24 * 3600.0
 
+# What the files of a seal take beside the data: manifest, footer, whole blocks, the next WAL file.
+SEAL_FILES_BYTES = 64 * 1024
+
 # Why a segment goes: everyone has resolved it, it is too old, the size cap, the number of segments.
 REASONS = ("processed", "age", "size", "segments")
 
@@ -113,7 +116,7 @@ class Retention:
         self._freed = threading.Condition()
         self._reserve = ledger.reserve
         self.disk_room = DiskRoom(seam.disk, root, config, ledger, unsealed_bytes)
-        self._trash = Trash(seam.disk, root, ledger.reserve)
+        self.trash = Trash(seam.disk, root, ledger.reserve)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
         # By subscriber, until outcomes are taken back.
@@ -138,7 +141,7 @@ class Retention:
         """Return what the quiver occupies, by its own account, corrected by the last look."""
         wal_bytes, _ = self._unsealed_bytes()
         known = wal_bytes + self._catalog.size_bytes + self._ledger.size_bytes
-        others = self._quarantined_bytes + self._trash.left_bytes + self._reserve.held_bytes
+        others = self._quarantined_bytes + self.trash.left_bytes + self._reserve.held_bytes
         return known + others + self._correction_bytes
 
     def look_at_disk(self) -> int:
@@ -221,7 +224,8 @@ class Retention:
         # disk has room that takes nothing from the reserve on the disk.
         _, to_seal_bytes = self._unsealed_bytes()
         kept_bytes = max(self.reserve_bytes, self.disk_room.wanted_bytes(size_bytes))
-        left_bytes = to_seal_bytes + max(0, kept_bytes - self._reserve.held_bytes)
+        seal_bytes = to_seal_bytes + min(SEAL_FILES_BYTES, self.size_cap_bytes // 64)
+        left_bytes = seal_bytes + max(0, kept_bytes - self._reserve.held_bytes)
         return self.used_bytes() + 2 * size_bytes + left_bytes > self.size_cap_bytes
 
     def _no_room(self, size_bytes: int) -> NotAccepted:
@@ -327,7 +331,7 @@ class Retention:
     def tick(self) -> None:
         """Do what is due: orphans, caps of subscribers, then segments."""
         with self._lock:
-            self._trash.empty()
+            self.trash.empty()
             self.orphans.give_up()
             self._cap_subscribers()
             self.enforce(0)
@@ -484,7 +488,7 @@ class Retention:
             )
             self._ledger.sync()
             self._catalog.remove(segment)
-        self._trash.remove(segment.path, segment.disk_bytes)
+        self.trash.remove(segment.path, segment.disk_bytes)
         self._reserve.freed()
         self.counters.evictions[removal.reason] += 1
         if removal.outcome is Outcome.DROPPED:
@@ -510,10 +514,6 @@ class Retention:
             )
             for subscriber in waiting
         ]
-
-    def empty_trash(self) -> None:
-        """Remove what a crash left half removed."""
-        self._trash.empty()
 
     # -------------------------------------------------------------- subscribers
 
