@@ -254,7 +254,7 @@ def read_reply(connection: socket.socket, buffer: bytearray | None = None) -> Re
     head, _, rest = bytes(data).partition(b"\r\n\r\n")
     status_line, *lines = head.decode().split("\r\n")
     headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}
-    length = int(headers["content-length"])
+    length = int(headers.get("content-length", "0"))  # 100 Continue has none
     while len(rest) < length:
         piece = connection.recv(65536)
         if not piece:

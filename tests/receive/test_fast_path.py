@@ -104,10 +104,12 @@ def test_what_is_special_goes_the_long_way(
 ) -> None:
     with running(tmp_path, settings()) as server, server.connect() as client:
         client.sendall(make(event_bytes()))
+        came = bytearray()
         if status == 100:
-            assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
+            # The answer may have come with it: the server has the body already.
+            assert read_reply(client, came).status == 100
             status = 200
-        assert read_reply(client).status == status
+        assert read_reply(client, came).status == status
     assert not any(fast)
 
 
