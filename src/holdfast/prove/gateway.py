@@ -62,48 +62,32 @@ class GatewayEnds:
     # By destination: the role of its backend, and how many events a kill may bring twice.
     roles: Mapping[str, str]
     events_per_request: Mapping[str, int]
-    # Returns the configuration, by the ports to send to, the ports of the backends, the data
-    # directory and the time-out of an append.
-    graph_file: Callable[[Sequence[int], Mapping[str, int], str, float], str]
+    # What stands before and behind the buffer: a receiver at these ports to send to, and an
+    # exporter to each of these ports, by destination.
+    receiver: Callable[[Sequence[int]], Mapping[str, Any]]
+    exporters: Callable[[Mapping[str, int]], Mapping[str, Mapping[str, Any]]]
     # Clients are told no position: what each of them sent has to arrive in its own order.
     by_client: bool = False
 
 
-def graph_file(
-    ports: Sequence[int], backend_ports: Mapping[str, int], data_dir: str, append_timeout_s: float
-) -> str:
-    """Return the configuration for lineage."""
-    delivery = {"retry_max": "100ms", "send_timeout": "5s"}
+def _lineage_receiver(ports: Sequence[int]) -> Mapping[str, Any]:
+    return {"type": "openlineage", "config": {"listen": f"127.0.0.1:{ports[0]}"}}
+
+
+def _lineage_exporters(backend_ports: Mapping[str, int]) -> Mapping[str, Mapping[str, Any]]:
     dialects = {SINGLE: "single", BATCH: "batch_array"}
-    exporters = {
+    return {
         name: {
-            "kind": "exporter",
             "type": "http",
             "config": {
                 "url": f"http://127.0.0.1:{backend_ports[name]}",
-                "dialect": dialects[name],
+                "dialect": dialect,
                 "max_batch_events": EVENTS_PER_REQUEST[name],
             },
-            "delivery": delivery,
+            "delivery": {"retry_max": "100ms", "send_timeout": "5s"},
         }
-        for name in dialects
+        for name, dialect in dialects.items()
     }
-    nodes = {
-        "lineage": {
-            "kind": "receiver",
-            "type": "openlineage",
-            "config": {"listen": f"127.0.0.1:{ports[0]}"},
-            "to": ["buffer"],
-        },
-        "buffer": {
-            "kind": "processor",
-            "type": "quiver",
-            "config": {"append": {"timeout": append_timeout_s}, **BUFFER_SETTINGS},
-            "to": list(exporters),
-        },
-        **exporters,
-    }
-    return yaml.safe_dump({"data_dir": data_dir, "drain": DRAIN, "nodes": nodes}, sort_keys=False)
 
 
 LINEAGE_ENDS = GatewayEnds(
@@ -111,7 +95,8 @@ LINEAGE_ENDS = GatewayEnds(
     ports=1,
     roles={SINGLE: "backend", BATCH: "backend"},
     events_per_request=EVENTS_PER_REQUEST,
-    graph_file=graph_file,
+    receiver=_lineage_receiver,
+    exporters=_lineage_exporters,
 )
 
 
@@ -132,13 +117,25 @@ class GatewayProver:
         self._lives: Counter[str] = Counter()
         self._strikes_at_random = 0
         self._config_path = options.directory / "gateway.yaml"
-        timeout_s = APPEND_TIMEOUT_S if options.fills_disk else AppendConfig.timeout_s
-        self._config_path.write_text(
-            ends.graph_file(
-                self._ports, self._backend_ports, str(options.data_dir / "data"), timeout_s
-            )
-        )
+        self._config_path.write_text(self._graph_file())
         self._kills = ProofJournal(self._journals / KILLS)
+
+    def _graph_file(self) -> str:
+        timeout_s = APPEND_TIMEOUT_S if self._options.fills_disk else AppendConfig.timeout_s
+        exporters = self._ends.exporters(self._backend_ports)
+        nodes = {
+            "receiver": {"kind": "receiver", **self._ends.receiver(self._ports), "to": ["buffer"]},
+            "buffer": {
+                "kind": "processor",
+                "type": "quiver",
+                "config": {"append": {"timeout": timeout_s}, **BUFFER_SETTINGS},
+                "to": list(exporters),
+            },
+            **{name: {"kind": "exporter", **exporter} for name, exporter in exporters.items()},
+        }
+        data_dir = str(self._options.data_dir / "data")
+        tree = {"data_dir": data_dir, "drain": DRAIN, "nodes": nodes}
+        return yaml.safe_dump(tree, sort_keys=False)
 
     # ----------------------------------------------------------------- starting
 

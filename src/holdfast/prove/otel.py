@@ -13,9 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from holdfast.prove.gateway import BUFFER_SETTINGS, DRAIN, GatewayEnds, GatewayProver
+from holdfast.prove.gateway import GatewayEnds, GatewayProver
 from holdfast.prove.journal import whole_lines
 from holdfast.prove.runner import ProofOptions, ProofRunner
 from holdfast.prove.telemetry import ITEMS_MAX
@@ -33,13 +31,15 @@ REPEATED = {
 EXAMPLES_MAX = 5
 
 
-def graph_file(
-    ports: Sequence[int], backend_ports: Mapping[str, int], data_dir: str, append_timeout_s: float
-) -> str:
-    """Return the configuration for telemetry."""
-    exporters = {
+def _receiver(ports: Sequence[int]) -> Mapping[str, Any]:
+    grpc_address, http_address = (f"127.0.0.1:{port}" for port in ports)
+    addresses = {"listening_addr": grpc_address, "http_listening_addr": http_address}
+    return {"type": "otlp", "config": addresses}
+
+
+def _exporters(backend_ports: Mapping[str, int]) -> Mapping[str, Mapping[str, Any]]:
+    return {
         protocol: {
-            "kind": "exporter",
             "type": "otlp",
             "config": {
                 "url": f"http://127.0.0.1:{port}",
@@ -52,23 +52,6 @@ def graph_file(
         }
         for protocol, port in backend_ports.items()
     }
-    addresses = [f"127.0.0.1:{port}" for port in ports]
-    nodes = {
-        "telemetry": {
-            "kind": "receiver",
-            "type": "otlp",
-            "config": {"listening_addr": addresses[0], "http_listening_addr": addresses[1]},
-            "to": ["buffer"],
-        },
-        "buffer": {
-            "kind": "processor",
-            "type": "quiver",
-            "config": {"append": {"timeout": append_timeout_s}, **BUFFER_SETTINGS},
-            "to": list(exporters),
-        },
-        **exporters,
-    }
-    return yaml.safe_dump({"data_dir": data_dir, "drain": DRAIN, "nodes": nodes}, sort_keys=False)
 
 
 TELEMETRY_ENDS = GatewayEnds(
@@ -76,7 +59,8 @@ TELEMETRY_ENDS = GatewayEnds(
     ports=2,
     roles={GRPC: GRPC, HTTP: HTTP},
     events_per_request=dict.fromkeys((GRPC, HTTP), JOINED_MAX * ITEMS_MAX),
-    graph_file=graph_file,
+    receiver=_receiver,
+    exporters=_exporters,
     by_client=True,
 )
 
