@@ -46,6 +46,17 @@ quiver, so what they do not let through is an outcome in the ledger. Without a n
 there is one all the same, in `data_dir`. With `dispatch_strategy: round_robin` the exporters behind
 a port are one destination (`NODE.PORT`) and take turns.
 
+**Files of OTAP dataflow.** Its names of components and keys are known: `plugin_urn:
+urn:otel:otlp:receiver` and `type: receiver:otlp` are both the receiver `otlp`. Three of them mean
+more than ours, and `print-config` shows it written out. Behind `urn:otap:processor:persistence`,
+`round_robin` gives every destination everything, because there each of them is a subscriber of its
+own; `validate` says so. `processor:durable_buffer` has its settings in one level
+(`retention_size_cap`, `size_cap_policy`, `max_age`, `max_segment_open_duration`), and
+`exporter:otlp_http` is the exporter `otlp` with `protocol: http`. Of keys,
+`max_retain_after_ingestion_hours` is `max_age` in hours, `steady_state_headroom` is
+`keep_delivered`, and `protocols.grpc.listening_addr` is `listening_addr`. What is left of a
+template, such as `{{host}}`, is warned of.
+
 **Several workers.** Each has its own quiver (`core-00`, `core-01`, … in the quiver's directory) and
 its own dead letters (`dead_letters`, `dead_letters-01`, …); the kernel spreads connections over
 them. Order is kept within a worker, so `order: received` with several is an error, unless nothing

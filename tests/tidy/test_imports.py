@@ -128,7 +128,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "graph": (
         {"document", "quiver_node", "registry", "statistics", "worker_quivers"},
-        {"model", "shorthand", "validation"},
+        {"model", "otap_spelling", "shorthand", "validation"},
         {"addresses", "paths", "schema"},
         {"delivery", "node_senders", "nodes_checks", "pipeline_checks", "serving"},
         {"checks"},

@@ -36,6 +36,7 @@ REFERENCED_BYTES_MAX = 1024 * 1024
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<scheme>env|file):(?P<what>[^{}]*)(?P<end>\}?)")
 _ENVIRONMENT = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 _BARE = re.compile(r"(?<!\$)\$\{[A-Za-z_][A-Za-z0-9_]*\}")
+_PLACEHOLDER = re.compile(r"\{\{[ \w.-]*\}\}")
 
 
 class BadReference(Exception):
@@ -431,6 +432,10 @@ class _YamlReader:
         return found
 
     def _scalar(self, node: _Scalar, path: TreePath) -> Any:
+        for placeholder in _PLACEHOLDER.findall(node.text):
+            message = f"{placeholder} is a placeholder, and nothing replaces it"
+            hint = "write what it stands for, or ${env:NAME} for a variable"
+            self._document.find(node.place, message, hint, is_warning=True)
         if "${" not in node.text:
             # A scalar with a reference is text, whatever is put in its place: a token that happens
             # to be all digits must not become a number. Settings that want a number take it from

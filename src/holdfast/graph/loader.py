@@ -31,6 +31,7 @@ from holdfast.graph.model import (
     NodeSettings,
     TelemetrySettings,
 )
+from holdfast.graph.otap_spelling import write_out_otap
 from holdfast.graph.pipeline_checks import check_beside_gateway, check_pipelines
 from holdfast.graph.registry import Component, Kind, Registry
 from holdfast.graph.shorthand import write_out
@@ -66,6 +67,7 @@ def load(
     variables = os.environ if environment is None else environment
     document = read_document(file, Substitution(variables, file.parent))
     document.file = os.fspath(path)
+    write_out_otap(document)
     write_out(document, flags or {})
     graph = None
     if not document.findings or document.value is not None:

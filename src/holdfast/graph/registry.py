@@ -65,12 +65,17 @@ class Component(NamedTuple):
         return RAW_EVENTS if declare is None else declare(config)
 
 
+# The persistence component of OTAP dataflow, as it was proposed, and as it is called today.
+OTAP_PERSISTENCE = "urn:otap:processor:persistence"
+DURABLE_BUFFER = ("urn:otel:processor:durable_buffer", "processor:durable_buffer")
+OTLP_HTTP = ("urn:otel:exporter:otlp_http", "exporter:otlp_http")
+
 QUIVER = Component(
     "quiver",
     "processor",
     "holdfast.graph.quiver_node",
     "Holds every event until each destination has it; receivers lead to one.",
-    ("urn:otap:processor:persistence", "persistence"),
+    (OTAP_PERSISTENCE, "persistence", *DURABLE_BUFFER),
 )
 
 NODES = Component(
@@ -151,8 +156,8 @@ COMPONENTS: tuple[Component, ...] = (
         "holdfast.deliver.exporters.otlp",
         "Sends traces, metrics and logs on over OTLP, gRPC or HTTP: to a collector or a backend.",
         (
-            *("urn:otel:otlp:exporter", "urn:otel:exporter:otlp_grpc"),
-            *("urn:otel:exporter:otlp_http", "exporter:otlp_grpc", "exporter:otlp_http"),
+            *("urn:otel:otlp:exporter", "urn:otel:exporter:otlp_grpc", "exporter:otlp_grpc"),
+            *OTLP_HTTP,
         ),
         extra="otel",
     ),

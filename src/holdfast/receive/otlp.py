@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -33,6 +33,9 @@ __all__ = ["Config", "OtlpReceiver", "make", "produces"]
 
 GRPC_DEFAULT = "127.0.0.1:4317"
 HTTP_DEFAULT = "127.0.0.1:4318"
+# Where a protocol listens.
+_ADDRESS = "listening_addr"
+_ADDRESS_OF = {"grpc": _ADDRESS, "http": "http_listening_addr"}
 # Headers that are never kept: secrets, what belongs to one connection or body, and our own.
 _NEVER_KEPT = re.compile(
     "authorization|cookie|proxy-.*|content-.*|transfer-encoding|connection|host|te|grpc-.*|client"
@@ -88,6 +91,26 @@ class Config(Settings):
     """Bounds of HTTP connections."""
     grpc: GrpcSettings = GrpcSettings()
     """Bounds of gRPC connections."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_addresses_of_protocols(cls, value: Any) -> Any:
+        """Take addresses as OTAP dataflow has them, too: those of each protocol."""
+        protocols = value.get("protocols") if isinstance(value, dict) else None
+        if not isinstance(protocols, dict):
+            return value
+        ours = {key: item for key, item in value.items() if key != "protocols"}
+        for protocol, settings in protocols.items():
+            key = _ADDRESS_OF.get(protocol)
+            if key is None or not isinstance(settings, dict) or settings.keys() != {_ADDRESS}:
+                raise ValueError(
+                    "`protocols` has `grpc` and `http`, and each of them `listening_addr`; "
+                    "everything else is a key of the receiver itself"
+                )
+            if key in ours:
+                raise ValueError(f"`protocols.{protocol}` and `{key}` are the same; keep one")
+            ours[key] = settings[_ADDRESS]
+        return ours
 
     @field_validator("keep_headers")
     @classmethod
