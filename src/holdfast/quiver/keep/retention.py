@@ -11,22 +11,23 @@ crash between any two steps:
 Between plan and execution anybody may register, plan a range or take outcomes back. So what was
 planned is looked at once more under the ledger's lock, which all of them need.
 
-Precedence: what everyone has resolved goes first (steady state), then what is too old (age), then,
-only over a cap, what somebody still waits for (size): for those that chose `drop_oldest`, or chose
-`drop_copied` and another holds it, or for all (`size_cap_policy`). Planned and leased ranges stay.
-While nobody is registered, nothing is resolved, and only age and size take anything.
+Precedence: what everyone has resolved goes first (steady state), then what is too old (age, by its
+arrival or by its events), then, only over a cap, what somebody still waits for (size): for those
+that chose `drop_oldest`, or chose `drop_copied` and another holds it, or for all
+(`size_cap_policy`). Planned and leased ranges stay. While nobody is registered, nothing is
+resolved, and only age and size take anything.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
+import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, NotAccepted, Overloaded
 from holdfast.quiver.base import names
@@ -35,12 +36,13 @@ from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.keep.disk_room import DiskRoom
 from holdfast.quiver.keep.orphans import Orphans
 from holdfast.quiver.keep.segment_caps import SegmentCaps
+from holdfast.quiver.keep.subscriber_caps import SubscriberCaps
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.ledger import Ledger, resolution
 from holdfast.quiver.ledger.subscriber import Outcome, Resolution, Subscriber
 from holdfast.quiver.read.readable_bundles import ReadableBundles
-from holdfast.quiver.segments.segment import BundleRef, Catalog, Segment
+from holdfast.quiver.segments.segment import Catalog, Segment
 from holdfast.seam import Seam
 
 # Where no age limit says how long data may wait, `max_segments` lasts for this long.
@@ -61,17 +63,16 @@ class RetentionCounters:
     evictions: dict[str, int] = field(default_factory=Counter)
     size_emergencies: int = 0
     throttled: int = 0
+    # Once for every subscriber that still waited; by its own cap or by that of the quiver.
     subscriber_dropped_segments: int = 0
+    dropped_by_subscriber: dict[str, int] = field(default_factory=Counter)
     dropped_segments: int = 0
 
-
-class Lag(NamedTuple):
-    """What waited for a subscriber when it was last counted."""
-
-    waiting_bytes: int
-    # By then the quiver had accepted so much, and the subscriber resolved so much.
-    accepted_bytes: int
-    resolved: Totals
+    def subscriber_lost(self, name: str, segments: int) -> None:
+        """Count segments that a subscriber will not get, because room had to be made."""
+        if segments:
+            self.subscriber_dropped_segments += segments
+            self.dropped_by_subscriber[name] += segments
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,13 @@ class Retention:
         self.trash = Trash(seam.disk, root, ledger.reserve)
         self._quarantined_bytes = 0
         self._correction_bytes = 0
-        # By subscriber, until outcomes are taken back.
-        self._lags: dict[tuple[str, int], Lag] = {}
-        # Nothing that waits was ingested before this.
-        self._oldest_ns: dict[tuple[str, int], int] = {}
         self._held_until_s = seam.clock.monotonic_s()
         self.segment_caps = SegmentCaps(seam.clock, ledger, catalog, readable, self._is_pinned)
+        self._subscriber_caps = SubscriberCaps(
+            seam.clock, ledger, catalog, readable, leased, self._is_pinned
+        )
+        for caps in (self.segment_caps, self._subscriber_caps):
+            caps.on_dropped = self.counters.subscriber_lost
         self.orphans = Orphans(seam.clock, root, config.retention, ledger, self.unregister)
 
     # ------------------------------------------------------------------- budget
@@ -164,7 +166,7 @@ class Retention:
     def has_age_limits(self) -> bool:
         """Whether anything may expire by age."""
         subscribers = self._ledger.state.subscribers.values()
-        limits = [self._retention.max_age_s, *(s.options.max_age_s for s in subscribers)]
+        limits = [*self._age_limits, *(s.options.max_age_s for s in subscribers)]
         return any(limit is not None for limit in limits)
 
     def refusal(self, size_bytes: int) -> NotAccepted | None:
@@ -271,16 +273,10 @@ class Retention:
     def _blocked_by_subscriber(self) -> Overloaded | None:
         """Return the error if a subscriber with `on_full="block"` is too far behind."""
         for subscriber in list(self._ledger.state.subscribers.values()):
-            options = subscriber.options
-            behind = None
-            if options.counts_segments:
+            if subscriber.options.counts_segments:
                 behind = self.segment_caps.enforce(subscriber, self.now_ns())
-            elif options.on_full != "block":
-                continue
-            elif options.max_bytes is not None and self._lag(subscriber, options.max_bytes):
-                behind = f"{options.max_bytes} bytes behind (max_bytes)"
-            elif options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
-                behind = f"{options.max_age_s} s behind (max_age_s)"
+            else:
+                behind = self._subscriber_caps.beyond(subscriber)
             if behind is not None:
                 return Overloaded(
                     f"subscriber {subscriber.name!r} is more than {behind}",
@@ -289,42 +285,6 @@ class Retention:
                     retry_after_s=1.0,
                 )
         return None
-
-    def _lag(self, subscriber: Subscriber, max_bytes: int) -> int:
-        """Return how many bytes more than `max_bytes` wait for a subscriber; 0 if not more.
-
-        They are counted only when it may be so. Of a subscriber that resolves nothing, such as a
-        dead one at its cap, they are known without counting: what was accepted since waits for it.
-        """
-        key, accepted = _key_of(subscriber), self._readable.accepted_payload_bytes()
-        lag = self._lags.get(key)
-        if lag is not None:
-            waiting_bytes = lag.waiting_bytes + accepted - lag.accepted_bytes
-            if waiting_bytes <= max_bytes:
-                return 0
-            if lag.resolved == subscriber.resolved_totals:
-                return waiting_bytes - max_bytes
-        with self._ledger.lock:
-            accepted = self._readable.accepted_payload_bytes()
-            _, waiting_bytes = self._readable.waiting(subscriber)
-            self._lags[key] = Lag(waiting_bytes, accepted, subscriber.resolved_totals)
-        return max(0, waiting_bytes - max_bytes)
-
-    def _is_late(self, subscriber: Subscriber, max_age_s: float) -> bool:
-        """Whether something older waits for a subscriber; looked up only when it may be so."""
-        key, now_ns = _key_of(subscriber), self.now_ns()
-        limit_ns = now_ns - int(max_age_s * 1e9)
-        if self._oldest_ns.get(key, limit_ns - 1) >= limit_ns:
-            return False
-        with self._ledger.lock:
-            oldest_ns = self._readable.oldest_waiting_ns(subscriber)
-        self._oldest_ns[key] = now_ns if oldest_ns is None else oldest_ns
-        return oldest_ns is not None and oldest_ns < limit_ns
-
-    def _forget(self, name: str) -> None:
-        """Forget the lag of a subscriber: more may wait for the next one of that name."""
-        self._lags = {key: lag for key, lag in self._lags.items() if key[0] != name}
-        self._oldest_ns = {k: oldest for k, oldest in self._oldest_ns.items() if k[0] != name}
 
     # ------------------------------------------------------------------ keeping
 
@@ -362,7 +322,7 @@ class Retention:
         age limits let data wait: were they sealed at this age from the first to the last, that
         would take just as long. What is read soon is sealed early all the same.
         """
-        limits = [self._retention.max_age_s]
+        limits = list(self._age_limits)
         limits += [s.options.max_age_s for s in list(self._ledger.state.subscribers.values())]
         longest_s = max((limit for limit in limits if limit is not None), default=UNLIMITED_S)
         most = self._retention.max_segments
@@ -408,17 +368,28 @@ class Retention:
 
     def _plan_expired(self) -> list[Removal]:
         """Segments that are too old, whoever waits for them."""
-        if self._retention.max_age_s is None:
+        if not any(limit is not None for limit in self._age_limits):
             return []
-        oldest_ns = self.now_ns() - int(self._retention.max_age_s * 1e9)
+        arrived_ns, happened_ns = map(self._oldest_kept_ns, self._age_limits)
         removals = []
         for segment in self._catalog.snapshot():
-            if segment.summary.max_ingestion_ns >= oldest_ns:
+            summary, event_us = segment.summary, segment.summary.clamped_max_event_us
+            # Without an event there is only the time of arrival.
+            event_ns = summary.max_ingestion_ns if event_us is None else event_us * 1000
+            if summary.max_ingestion_ns >= arrived_ns and event_ns >= happened_ns:
                 continue
             waiting = self._waiting_for(segment)
             if not self._in_use(segment, waiting):
                 removals.append(Removal(segment, "age", Outcome.EXPIRED))
         return removals
+
+    @property
+    def _age_limits(self) -> tuple[float | None, float | None]:
+        """How old data may be in seconds, by its arrival and by the events in it."""
+        return self._retention.max_age_s, self._retention.max_event_age_s
+
+    def _oldest_kept_ns(self, limit_s: float | None) -> float:
+        return -math.inf if limit_s is None else self.now_ns() - int(limit_s * 1e9)
 
     def _plan_pressed(self) -> Removal | None:
         """Return the oldest segment that may go to make room; None: somebody has to wait."""
@@ -493,7 +464,8 @@ class Retention:
         self.counters.evictions[removal.reason] += 1
         if removal.outcome is Outcome.DROPPED:
             self.counters.dropped_segments += 1
-            self.counters.subscriber_dropped_segments += len(lines)
+            for line in lines:
+                self.counters.subscriber_lost(line.subscriber, 1)
         self.notify_freed()
         return True
 
@@ -531,7 +503,8 @@ class Retention:
             self._ledger.resolve([line])
             self._ledger.change("unregister", name)
             self._ledger.sync()
-        self._forget(name)
+        self._subscriber_caps.forget(name)
+        self.counters.dropped_by_subscriber.pop(name, None)
         self.notify_freed()
         return counts
 
@@ -540,59 +513,7 @@ class Retention:
             if subscriber.options.counts_segments:
                 self.segment_caps.enforce(subscriber, self.now_ns())
             elif subscriber.options.on_full == "drop_oldest":
-                self._drop_beyond_caps(subscriber)
-
-    def _drop_beyond_caps(self, subscriber: Subscriber) -> None:
-        """Resolve the oldest bundles of a subscriber until it is within its own caps."""
-        options = subscriber.options
-        # Before the ledger's lock: a lease takes its own first, and the ledger's second.
-        leased = self._leased(subscriber.name)
-        with self._ledger.lock:
-            over_bytes = (
-                0 if options.max_bytes is None else self._lag(subscriber, options.max_bytes)
-            )
-            oldest_ns = 0
-            if options.max_age_s is not None and self._is_late(subscriber, options.max_age_s):
-                oldest_ns = self.now_ns() - int(options.max_age_s * 1e9)
-            lines: list[Resolution] = []
-            dropped_bytes = 0
-            for ref in self._readable.refs(subscriber.high_water_seq):
-                too_old = ref.ingestion_ns < oldest_ns
-                if not too_old and dropped_bytes >= over_bytes:
-                    break
-                if ref.seq in subscriber.resolved or ref.seq in leased:
-                    continue
-                if not self._is_pinned(subscriber, ref.seq, ref.seq + 1):
-                    dropped_bytes += ref.size_bytes
-                    self._add_line(lines, subscriber, ref, too_old=too_old)
-            if not lines:
-                return
-            key, resolved = _key_of(subscriber), subscriber.resolved_totals
-            self._ledger.resolve(lines)
-            lag = self._lags.get(key)
-            if lag is not None and lag.resolved == resolved:
-                # It is still counted: nothing but this was resolved since.
-                left_bytes = lag.waiting_bytes - dropped_bytes
-                self._lags[key] = Lag(left_bytes, lag.accepted_bytes, subscriber.resolved_totals)
-
-    def _add_line(
-        self, lines: list[Resolution], subscriber: Subscriber, ref: BundleRef, *, too_old: bool
-    ) -> None:
-        """Add a bundle that is dropped; consecutive ones share a line."""
-        outcome = Outcome.EXPIRED if too_old else Outcome.DROPPED
-        reason = "max_age_s" if too_old else "max_bytes"
-        first, counts = ref.owned_from, Totals(1, ref.events - subscriber.partial.get(ref.seq, 0))
-        if lines and lines[-1].end.seq == first and lines[-1].outcome is outcome:
-            last = lines.pop()
-            first, counts = last.start.seq, last.counts.plus(*counts)
-        now_ns = self._seam.clock.wall_ns()
-        lines.append(
-            resolution(now_ns, subscriber.name, first, ref.seq + 1, outcome, counts, reason)
-        )
-
-
-def _key_of(subscriber: Subscriber) -> tuple[str, int]:
-    return subscriber.name, subscriber.reopened
+                self._subscriber_caps.drop_beyond(subscriber)
 
 
 def _seqs_of(segment: Segment) -> tuple[int, int]:

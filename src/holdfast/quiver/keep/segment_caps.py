@@ -47,6 +47,8 @@ class SegmentCaps:
         # Whether somebody else than a subscriber holds a range of a quiver's seqs, now. It is
         # called with locks of the quiver held, and must take none that is held around one of them.
         self.copied: Callable[[str, str, int, int], bool] = _nobody
+        # Hears how many segments a subscriber lost to its cap.
+        self.on_dropped: Callable[[str, int], None] = lambda name, segments: None
         self._clock = clock
         self._ledger = ledger
         self._catalog = catalog
@@ -139,6 +141,8 @@ class SegmentCaps:
             )
         if lines:
             self._ledger.resolve(lines)
+            dropped = sum(line.outcome is Outcome.DROPPED for line in lines)
+            self.on_dropped(subscriber.name, dropped)
 
 
 def _nobody(name: str, quiver_id: str, first_seq: int, end_seq: int) -> bool:
