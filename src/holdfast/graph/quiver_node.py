@@ -125,6 +125,9 @@ class RetentionSettings(_QuiverSection):
     max_age_s: DurationS | None = Field(default=None, gt=0, le=3600 * 24 * 366 * 100)
     """Events older than this are removed, even if a destination waits for them; by default none
     are."""
+    max_event_age_s: DurationS | None = Field(default=None, gt=0, le=3600 * 24 * 366 * 100)
+    """The same by the times of the events instead of their arrival: what is older goes, a segment
+    at a time, also what arrives so late. By default none does."""
     max_segments: int = Field(default=_RETENTION.max_segments, ge=1)
     """Segments that may be held, over all workers. The more there are, the later a small one is
     sealed, so that they last as long as the longest time that events may wait."""
@@ -152,6 +155,7 @@ class RetentionSettings(_QuiverSection):
             size_cap_policy=self.size_cap_policy,
             min_free_bytes=self.min_free,
             max_age_s=self.max_age_s,
+            max_event_age_s=self.max_event_age_s,
             max_segments=self.max_segments,
             steady_state_headroom_bytes=min(self.keep_delivered, self.size_cap // 8),
             orphan_ttl_s=self.orphan_ttl,

@@ -234,6 +234,9 @@ class RetentionConfig:
     max_segments: int = 100_000
     # From ingestion; None keeps data until every subscriber has it.
     max_age_s: float | None = None
+    # The same from the time of the events: a segment goes when its newest is older. What arrives
+    # older than that is accepted, and goes when it is sealed.
+    max_event_age_s: float | None = None
     # Segments that no subscriber needs any more are kept up to this many bytes. The key
     # `keep_delivered` of a graph file becomes this (graph/quiver_node.py).
     steady_state_headroom_bytes: int = 0
@@ -254,6 +257,8 @@ class RetentionConfig:
             known, "retention.size_cap_policy", self.size_cap_policy, "backpressure or drop_oldest"
         )
         _require(self.max_segments >= 1, "retention.max_segments", self.max_segments, "at least 1")
+        if self.max_event_age_s is not None:
+            _require_s(self.max_event_age_s, "retention.max_event_age_s", AGE_MAX_S)
         free = self.min_free_bytes
         _require(free >= 0, "retention.min_free_bytes", free, "0 or more")
         _require(self.tick_s > 0, "retention.tick_s", self.tick_s, "positive")
