@@ -26,7 +26,7 @@ SEED_NAMES = {
     "quiver.gc.evictions_total": ("reason",),
     "quiver.retention.size_emergency_total": (),
     "quiver.ingest.throttle_total": (),
-    "quiver.subscriber.dropped_segments_total": (),
+    "quiver.subscriber.dropped_segments_total": ("subscriber",),
     "quiver.segment.dropped_total": (),
     "quiver.core.bytes": (),
     "quiver.core.cap_fraction": (),
@@ -38,6 +38,9 @@ NOT_SHOWN = {
     "writer.bundles",
     "writer.events",
     "writer.stall_seconds_max",
+    # By subscriber they are told with the subscribers.
+    "retention.subscriber_dropped_segments",
+    "retention.dropped_by_subscriber",
     "last_seal_error",
     "last_keeper_error",
 }
@@ -140,8 +143,8 @@ def test_nothing_that_is_told_of_a_subscriber_is_left_out_by_accident(quiver: Qu
     now = quiver.statistics()
     one = now.subscribers[0]
     shown = list(records({"main": now}))
-    # By signal it is told of destinations; slots may be as many as producers like.
-    for name in sorted({*SubscriberStatistics._fields} - {"oldest_age_s_by_slot"}):
+    # By signal it is told of destinations; slots may be as many as producers like, and gaps, too.
+    for name in sorted({*SubscriberStatistics._fields} - {"oldest_age_s_by_slot", "gap_set"}):
         changed = one._replace(**{name: other(getattr(one, name))})
         told = replace(now, subscribers=(changed, *now.subscribers[1:]))
         assert list(records({"main": told})) != shown, name

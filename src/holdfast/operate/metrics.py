@@ -249,6 +249,12 @@ METRICS: tuple[Metric[Statistics], ...] = (
         each(whole, "retention.dropped_segments"),
     ),
     Metric(
+        "quiver.segment.outstanding", "gauge", "segments",
+        "Segments on disk by how many subscribers still wait for something in them.",
+        "At 0 is what cleanup may take. Many at 1: one subscriber holds them.",
+        each(whole, "outstanding", "subscribers"), ("subscribers",),
+    ),
+    Metric(
         "quiver.segment.open_bytes", "gauge", "bytes",
         "Size of the open buffer: accepted, not handed to the sealer yet.",
         "Rises to `segment.target_size_bytes` and falls again.", each(whole, "open_bytes"),
@@ -387,9 +393,9 @@ METRICS: tuple[Metric[Statistics], ...] = (
     # ---------------------------------------------------------------- subscribers
     Metric(
         "quiver.subscriber.dropped_segments_total", "counter", "segments",
-        "As `quiver.segment.dropped_total`, once for every subscriber that was still waiting.",
+        "Segments that the subscriber lost to make room, by its own cap or by that of the quiver.",
         "Any increase is lost data, caused by your `drop_oldest`.",
-        each(whole, "retention.subscriber_dropped_segments"),
+        each(_subscribers, "dropped_segments"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.lag_bundles", "gauge", "bundles",
@@ -425,6 +431,18 @@ METRICS: tuple[Metric[Statistics], ...] = (
         "Number of the first bundle that is not resolved: the high-water mark.",
         "Stands still while the lag grows: one bundle blocks.",
         each(_subscribers, "high_water_seq"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.high_water_segment", "gauge", "segment",
+        "Number of the newest segment that is resolved with all before it; 0 if there is none.",
+        "Stands still while segments are sealed: something of the next one is held up.",
+        each(_subscribers, "high_water_segment"), _SUBSCRIBER,
+    ),
+    Metric(
+        "quiver.subscriber.gap_segments", "gauge", "segments",
+        "Resolved segments beyond the first unresolved one: the size of the gap set.",
+        "Grows: one old segment is held up, and others overtake it.",
+        each(_subscribers, "gap_segments"), _SUBSCRIBER,
     ),
     Metric(
         "quiver.subscriber.pins", "gauge", "ranges",

@@ -19,6 +19,7 @@ from holdfast.quiver.keep.retention import RetentionCounters
 from holdfast.quiver.ledger.subscriber import LOSSES, Subscriber
 from holdfast.quiver.log.sealer import SealCounters
 from holdfast.quiver.log.writer_state import WriterCounters
+from holdfast.quiver.read.segment_progress import outstanding, segment_progress
 from holdfast.quiver.segments.segment import Segment
 
 # Where attributes are that `Statistics` had itself before its counters were nested.
@@ -76,6 +77,12 @@ class SubscriberStatistics(NamedTuple):
     pins: int
     # The same for the bundles of each slot, for those of which something waits.
     oldest_age_s_by_slot: Mapping[str, float] = MappingProxyType({})
+    # The same progress by the numbers of segments: see `SegmentProgress`.
+    high_water_segment: int = 0
+    gap_segments: int = 0
+    gap_set: tuple[tuple[int, int], ...] = ()
+    # Segments that it lost to make room, by its own cap or the quiver's, since that was opened.
+    dropped_segments: int = 0
 
     @property
     def lost_events(self) -> dict[str, int]:
@@ -144,6 +151,8 @@ class Statistics:
     adopted: bool = False
     # By signal, of segments whose manifests name it.
     signals: Mapping[str, SignalStatistics] = field(default_factory=dict)
+    # How many segments wait for how many subscribers.
+    outstanding: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def cap_fraction(self) -> float:
@@ -165,6 +174,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
     """Return a snapshot."""
     writer, maker, segments = engine.writer, engine.builder.table_maker, engine.catalog.snapshot()
     kept, deleted = engine.retention.counters, engine.ledger.state.deleted
+    subscribers, waiting = _subscribers(engine)
     return Statistics(
         quiver_id=engine.quiver_id,
         next_seq=writer.next_seq,
@@ -176,7 +186,11 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         deleted_events=deleted.events,
         writer=replace(writer.counters),
         sealer=replace(engine.sealer.counters),
-        retention=replace(kept, evictions=dict(kept.evictions)),
+        retention=replace(
+            kept,
+            evictions=dict(kept.evictions),
+            dropped_by_subscriber=dict(kept.dropped_by_subscriber),
+        ),
         extractor_failures_total=maker.extractor_failures,
         opaque_rows_total=maker.opaque_rows,
         ledger_lines_total=engine.ledger.lines_total,
@@ -202,8 +216,9 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         clock_doubted_s=engine.ledger.steady.doubted_s,
         last_seal_error=engine.sealer.last_error,
         last_keeper_error=engine.keeper.last_error,
-        subscribers=_subscribers(engine),
+        subscribers=subscribers,
         signals=_signals(segments),
+        outstanding=waiting,
     )
 
 
@@ -215,10 +230,12 @@ def _signals(segments: Iterable[Segment]) -> dict[str, SignalStatistics]:
     return found
 
 
-def _subscribers(engine: Engine) -> tuple[SubscriberStatistics, ...]:
+def _subscribers(engine: Engine) -> tuple[tuple[SubscriberStatistics, ...], dict[int, int]]:
+    """Return how every subscriber is, and how many segments wait for how many of them."""
     with engine.ledger.lock:
         known = list(engine.ledger.state.subscribers.values())
-        return tuple(_subscriber(engine, subscriber) for subscriber in known)
+        told = tuple(_subscriber(engine, subscriber) for subscriber in known)
+        return told, outstanding(engine.catalog.snapshot(), known)
 
 
 def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
@@ -228,6 +245,8 @@ def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
     now_ns = engine.ledger.steady.earliest_now_ns()
     age_s = None if oldest_ns is None else max(0, now_ns - oldest_ns) / 1e9
     high_water_seq = subscriber.high_water_seq
+    deleted = engine.ledger.state.deleted_segments
+    progress = segment_progress(engine.catalog.snapshot(), subscriber, deleted)
     return SubscriberStatistics(
         name=subscriber.name,
         attached=subscriber.absent_since_ns is None,
@@ -245,4 +264,8 @@ def _subscriber(engine: Engine, subscriber: Subscriber) -> SubscriberStatistics:
             slot: max(0, now_ns - oldest_ns) / 1e9
             for slot, oldest_ns in engine.readable.oldest_waiting_by_slot(subscriber).items()
         },
+        high_water_segment=progress.high_water_segment,
+        gap_segments=progress.gap_segments,
+        gap_set=progress.gap_set,
+        dropped_segments=engine.retention.counters.dropped_by_subscriber.get(subscriber.name, 0),
     )

@@ -35,6 +35,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
 from holdfast.quiver.read.scan import OnDamage, TimeRange, only_slot, scan
+from holdfast.quiver.read.segment_progress import segment_progress
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
@@ -52,7 +53,7 @@ def list_command(directory: PurePath, as_json: bool) -> None:
     seam = Seam()
     inventory = inspect(seam.disk, directory)
     owner = ask_owner(seam, directory, "ping")
-    accounts = balances(seam, inventory)
+    accounts = [_with_progress(one, inventory) for one in balances(seam, inventory)]
     if as_json:
         print_json({**_inventory_fields(inventory), "owner": owner, "subscribers": accounts})
         return
@@ -62,8 +63,11 @@ def list_command(directory: PurePath, as_json: bool) -> None:
     click.echo(f"quiver {identity.quiver_id if identity else '(FORMAT is damaged)'}, {whose}")
     print_table(
         "segments",
-        ("segment", "seqs", "bundles", "events", "size", "slots", "ingested until"),
-        (_segment_row(segment) for segment in inventory.segments),
+        ("segment", "seqs", "bundles", "events", "size", "slots", "ingested until", "outstanding"),
+        (
+            (*_segment_row(segment), len(_waiting_for(segment, inventory)))
+            for segment in inventory.segments
+        ),
     )
     wal = [(f.name, size(f.size_bytes), f.fault or "") for f in inventory.wal_files]
     print_table("write-ahead log", ("file", "size", "fault"), wal)
@@ -90,6 +94,8 @@ def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> 
             (
                 account["subscriber"],
                 subscriber.high_water_seq if subscriber else None,
+                account.get("high_water_segment"),
+                account.get("gap_segments"),
                 account["pending"]["bundles"],
                 account["pending"]["events"],
                 size(account["pending_bytes"]),
@@ -97,8 +103,28 @@ def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> 
                 account["holds"],
             )
         )
-    columns = ("subscriber", "next seq", "bundles", "events", "size", "reader", "adds up")
+    columns = (
+        *("subscriber", "next seq", "segments until", "segments beyond"),
+        *("bundles", "events", "size", "reader", "adds up"),
+    )
     print_table("waiting for subscribers", columns, rows)
+
+
+def _with_progress(account: dict[str, Any], inventory: Inventory) -> dict[str, Any]:
+    """Return the account of a subscriber with its progress in segments, as the files have it."""
+    state = inventory.ledger.state
+    subscriber = state.subscribers.get(account["subscriber"])
+    if subscriber is None:
+        return account
+    progress = segment_progress(inventory.segments, subscriber, state.deleted_segments)
+    return {**account, **progress._asdict()}
+
+
+def _waiting_for(segment: Segment, inventory: Inventory) -> list[str]:
+    """Return the subscribers for which something of a segment is not resolved."""
+    first_seq, end_seq = segment.summary.first_seq, segment.summary.last_seq + 1
+    subscribers = inventory.ledger.state.subscribers.values()
+    return [one.name for one in subscribers if one.unresolved(first_seq, end_seq)]
 
 
 @click.command("show")
@@ -106,11 +132,10 @@ def _print_subscribers(inventory: Inventory, accounts: list[dict[str, Any]]) -> 
 @click.argument("segment_seq", type=int)
 @json_option
 def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
-    """Show one segment: its summary, and its bundles."""
+    """Show one segment: its summary, who it waits for, and its bundles."""
+    inventory = inspect(Seam().disk, directory)
     found = [
-        segment
-        for segment in inspect(Seam().disk, directory).segments
-        if segment.summary.segment_seq == segment_seq
+        segment for segment in inventory.segments if segment.summary.segment_seq == segment_seq
     ]
     if not found:
         raise BadInput(f"no segment {segment_seq}", hint="`holdfast quiver ls` lists them")
@@ -118,10 +143,13 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
         summary, bundles = found[0].summary, found[0].bundle_table.to_pylist()
     except Damaged as damage:
         raise _removed_meanwhile(damage) from None
+    waiting = _waiting_for(found[0], inventory)
     if as_json:
-        print_json({"summary": asdict(summary), "bundles": bundles})
+        told = {"outstanding": len(waiting), "waits_for": waiting}
+        print_json({"summary": asdict(summary), **told, "bundles": bundles})
         return
     rows = [(key, value) for key, value in asdict(summary).items() if key != "files"]
+    rows.append(("outstanding", f"{len(waiting)}: {', '.join(waiting)}" if waiting else 0))
     print_table(f"segment {segment_seq}", ("field", "value"), rows)
     files = [(f.name, f.slot, f.kind, f.rows, size(f.size_bytes)) for f in summary.files]
     print_table("files", ("file", "slot", "kind", "rows", "size"), files)
