@@ -155,6 +155,18 @@ def test_cat_says_what_parquet_cannot_hold(tmp_path: Path, run: Run) -> None:
     assert list(tmp_path.glob("*.parquet*")) == []
 
 
+def test_cat_names_what_the_bundles_of_its_rows_lack(tmp_path: Path, run: Run) -> None:
+    with Quiver.open(tmp_path / "data") as quiver:
+        for number in range(2):
+            slots = {"a": pa.record_batch({"n": [number]}), "b": pa.record_batch({"m": [number]})}
+            quiver.append(slots)
+            quiver.flush()
+    flip(first_segment(tmp_path / "data") / "001-b.arrow", 700)
+    result = run("quiver", "cat", tmp_path / "data", "--slot", "a", "--partial")
+    rows = [json.loads(line) for line in result.out.splitlines()]
+    assert [(row["n"], row["_damaged_slots"]) for row in rows] == [(0, ["b"]), (1, None)]
+
+
 def test_cat_tells_damage_from_what_was_removed(
     data: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,18 +193,23 @@ def test_a_bundle_is_read_whole_or_reported_damaged(data: st.DataObject) -> None
     with damaged(path, byte, 0) as machine:
         quiver = machine.start()
         blamed: set[str | None] = set()
+        lacking: dict[int, list[str]] = {}
         for seq in range(sample().summary.bundles):
+            bundle = quiver.bundle(seq)
+            assert bundle is not None
+            slots = bundle.sound_slots
             try:
-                bundle = quiver.bundle(seq)
-                assert bundle is not None
-                slots = bundle.slots
+                assert bundle.slots == slots
             except Damaged as error:
                 blamed.add(error.path)
-                continue
+                lacking[seq] = list(bundle.damaged_slots)
             for slot, batch in slots.items():
                 wanted = [row for (s, _), row in sample().rows[slot].items() if s == seq]
                 assert [row[5:] for row in wanted] == plain_rows(batch)
         assert blamed == ({str(path)} if cost_of(path, byte) else set())
+        slot = data.draw(st.sampled_from(SLOTS))
+        rows = quiver.scan(["_seq"], slot=slot, partial=True).read_all().to_pylist()
+        assert all(row["_damaged_slots"] == lacking.get(row["_seq"]) for row in rows)
 
 
 # ------------------------------------------------------------------- whole files

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import PurePath
-from typing import Self, Unpack
+from typing import Literal, Self, Unpack
 
 import pyarrow as pa
 
@@ -243,7 +243,7 @@ class Quiver:
 
     # ------------------------------------------------------------------ reading
 
-    def scan(
+    def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
         self,
         columns: Sequence[str] | None = None,
         *,
@@ -252,15 +252,20 @@ class Quiver:
         until: datetime | None = None,
         start: Position | None = None,
         end: Position | None = None,
-        on_damage: OnDamage = "fail",
+        on_damage: Literal["fail", "skip"] = "fail",
+        partial: bool = False,
         zero_copy: bool = False,
     ) -> pa.RecordBatchReader:
         """Return everything stored in a slot, up to the last sync, as a stream of Arrow batches.
 
         `since` (inclusive) and `until` (exclusive), both with a time zone, bound the event time;
         `start` (inclusive) and `end` (exclusive) the position.
-        Damaged batches raise `Damaged`, or are left out with `on_damage="skip"`. Segments that
-        retention removes meanwhile end where they were read to.
+        Damaged batches raise `Damaged`, or are left out with `on_damage="skip"`. With `partial`
+        they are left out, and the column `_damaged_slots` says of every row which slots of its
+        bundle are damaged, this one or others; null if none is. That reads whole segments.
+        Segments that retention removes meanwhile end where they were read to.
+
+        Numbers that refer from a slot to another are those of one bundle: join on `_seq`, too.
 
         Batches are copies of what is on disk. With `zero_copy` they point into mapped files: then a
         sector that cannot be read ends the process with SIGBUS, as it does in any mapped file.
@@ -274,13 +279,12 @@ class Quiver:
         tables = TableMaker(self._config)
         # Bundles of the tail may still be in the log, and be found damaged only now, when they are
         # read.
-        if on_damage == "skip":
+        how: OnDamage = "flag" if partial else on_damage
+        if how != "fail":
             tail = [in_memory(held) for held in tail]
         made = [table for held in tail for table in tables.tables(held)]
         times, span = TimeRange.of(since, until), Span(start, end)
-        return scan(
-            found, made, slot, columns, times, on_damage, span, was_removed=self._was_removed
-        )
+        return scan(found, made, slot, columns, times, how, span, was_removed=self._was_removed)
 
     def _was_removed(self, segment: Segment) -> bool:
         known = self._engine.catalog.snapshot()

@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, get_args
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.engine.event_times import EventTimeStatement
 from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.log.inbox import Receipt
-from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.scan import OnDamage, TimeRange
 from holdfast.quiver.read.sealed import SealedRead
 
 if TYPE_CHECKING:  # imported where an error is turned: messages alone need no Flight
@@ -296,7 +296,7 @@ def encode_ticket(quiver: str, wanted: SealedRead) -> bytes:
 def decode_ticket(data: bytes) -> tuple[str, SealedRead]:
     """Return a quiver's name, and what to read of it."""
     fields = Fields.decode(data)
-    on_damage = fields.one_of("on_damage", ("fail", "skip"), "fail")
+    on_damage = fields.one_of("on_damage", get_args(OnDamage), "fail")
     return fields.text("quiver"), SealedRead(
         quiver_id=fields.text("quiver_id"),
         segments=fields.texts("segments"),
@@ -305,7 +305,7 @@ def decode_ticket(data: bytes) -> tuple[str, SealedRead]:
         start=fields.position_or_none("start"),
         end=fields.position_or_none("end"),
         times=TimeRange(fields.whole_or_none("since_us"), fields.whole_or_none("until_us")),
-        on_damage="skip" if on_damage == "skip" else "fail",
+        on_damage=cast(OnDamage, on_damage),
     )
 
 

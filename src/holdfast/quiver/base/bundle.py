@@ -30,10 +30,15 @@ ROWS_MAX = 4 * 1024 * 1024
 # What the columns of the envelope add to every row.
 ENVELOPE_BYTES = 29
 DEFAULT_SLOT = "events"
-# Columns that a segment adds beside the user's own.
-RESERVED_COLUMNS = frozenset({"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag"})
+# Columns that a segment adds beside the user's own, and the one that a scan may add to these.
+RESERVED_COLUMNS = frozenset(
+    {"_seq", "_row", "_ingestion_time", "_event_time", "_event_time_flag", "_damaged_slots"}
+)
 # How the keys begin that a segment adds to the user's own schema metadata.
 RESERVED_METADATA = b"holdfast."
+# What a salvage notes with every slot that is left of a bundle: the names of the damaged ones, as a
+# JSON list.
+DAMAGED_SLOTS_KEY = RESERVED_METADATA + b"damaged_slots"
 
 _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
@@ -98,8 +103,11 @@ def check_slot(name: object) -> str:
     return name
 
 
-def encode_arrow(data: BundleData, max_bytes: int) -> Encoded:
-    """Return the payload of a bundle of record batches, one per slot."""
+def encode_arrow(data: BundleData, max_bytes: int, damaged_slots: Sequence[str] = ()) -> Encoded:
+    """Return the payload of a bundle of record batches, one per slot.
+
+    With `damaged_slots` it is what is left of a bundle, and says so wherever it is read.
+    """
     slots = data if isinstance(data, Mapping) else {DEFAULT_SLOT: data}
     if not 1 <= len(slots) <= SLOTS_MAX:
         raise BadInput(
@@ -111,7 +119,7 @@ def encode_arrow(data: BundleData, max_bytes: int) -> Encoded:
     position = events = 0
     for name, rows in slots.items():
         batch = _as_batch(rows)
-        stream = _stream(check_slot(name), batch)
+        stream = _stream(check_slot(name), batch, damaged_slots)
         size_bytes = sum(map(len, stream))
         encoded_name = name.encode()
         table += _TABLE_ENTRY.pack(len(encoded_name), position, size_bytes, batch.num_rows)
@@ -188,7 +196,9 @@ def _checked(encoded: Encoded, max_bytes: int) -> Encoded:
     return encoded
 
 
-def _stream(slot: str, batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
+def _stream(
+    slot: str, batch: pa.RecordBatch, damaged_slots: Sequence[str]
+) -> list[pa.Buffer | bytes]:
     """Return the parts of the IPC stream of one batch, if it can be written and read back."""
     schema = batch.schema
     try:
@@ -200,11 +210,13 @@ def _stream(slot: str, batch: pa.RecordBatch) -> list[pa.Buffer | bytes]:
         batch.validate(full=True)
         if batch.num_rows == 0:
             empty_batch(schema)  # what is read back where no row is stored
-        if message in _plain_schemas:
+        if damaged_slots:
+            batch = _noting(batch, damaged_slots)
+        elif message in _plain_schemas:
             # The same bytes as from a stream writer, in half the time and half the memory.
             return [message, batch.serialize(), _END_OF_STREAM]
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, schema) as writer:
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         return [sink.getvalue()]
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
@@ -272,6 +284,28 @@ def without_reserved(schema: pa.Schema) -> pa.Schema:
 def read_stream(stream: memoryview | pa.Buffer) -> pa.RecordBatch:
     """Return the record batch of one IPC stream; its buffers point into the stream."""
     return pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
+
+
+def read_slot(stream: memoryview | pa.Buffer) -> tuple[pa.RecordBatch, tuple[str, ...]]:
+    """Return a slot as it was appended, and which others of its bundle were damaged since."""
+    batch = read_stream(stream)
+    noted = noted_damage(batch.schema)
+    return (_without_note(batch) if noted else batch), noted
+
+
+def noted_damage(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the slots that a salvage found damaged in the bundles of stored rows."""
+    found = (schema.metadata or {}).get(DAMAGED_SLOTS_KEY)
+    return tuple(json.loads(found)) if found else ()
+
+
+def _noting(batch: pa.RecordBatch, damaged_slots: Sequence[str]) -> pa.RecordBatch:
+    note = {DAMAGED_SLOTS_KEY: json.dumps(list(damaged_slots))}
+    return batch.replace_schema_metadata({**(batch.schema.metadata or {}), **note})
+
+
+def _without_note(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.replace_schema_metadata(without_reserved(batch.schema).metadata)
 
 
 def is_large(payloads: Payloads) -> bool:

@@ -23,7 +23,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from holdfast.errors import BadInput, Damaged, DataLoss, UnknownPosition
+from holdfast.errors import BadInput, DataLoss, UnknownPosition
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.quiver.ledger.subscriber import Outcome, Position
@@ -300,18 +300,21 @@ class Cursor(Attachment):
 
     # ------------------------------------------------------------------ reading
 
-    def read(self, planned: Range) -> Iterator[Bundle]:
+    def read(self, planned: Range, *, partial: bool = False) -> Iterator[Bundle]:
         """Yield the bundles of a range in order, all that can be read.
 
         The first may have events before `planned.start.row` that are committed already. A bundle
         that is damaged or gone is passed over and recorded as such; with `on_data_loss="fail"`
         `DataLoss` says which, when all others were yielded. A commit resolves none of them again,
         and is refused for what was not yielded because the reading stopped before.
+
+        With `partial` a bundle of which some slots can be read is yielded, too: its `damaged_slots`
+        are not empty, its `slots` raise. What becomes of it is up to the caller.
         """
         key, missed = (planned.start, planned.end), IntervalSet()
         self._handed.setdefault(key, -1)
         for ref in planned.refs:
-            bundle = self._readable(ref)
+            bundle = self._readable(ref, partial=partial)
             self._handed[key] = max(self._handed[key], ref.seq)
             if bundle is not None:
                 yield bundle
@@ -328,7 +331,7 @@ class Cursor(Attachment):
                 "the rest was read, and may be committed; accept_losses() goes on to the next plan",
             )
 
-    def _readable(self, ref: BundleRef) -> Bundle | None:
+    def _readable(self, ref: BundleRef, *, partial: bool) -> Bundle | None:
         """Return a bundle if it can be read, and record it as damaged if not.
 
         Slots are decoded here, before the bundle is handed out: damage found later, inside the
@@ -336,14 +339,14 @@ class Cursor(Attachment):
         never saw.
         """
         bundle = self._store.readable.bundle(ref.seq)
-        try:
-            if bundle is not None:
-                _ = bundle.slots
-                return bundle
-        except Damaged as damage:
-            self._damaged(ref, str(damage))
-        else:
-            self._damaged(ref, "no longer there")
+        damage = None if bundle is None else bundle.damage
+        if bundle is not None and damage is None:
+            return bundle
+        # What is resolved may have been removed while it was read: that is no damage.
+        is_wanted = partial and ref.seq not in self.subscriber.resolved
+        if bundle is not None and bundle.sound_slots and is_wanted:
+            return bundle
+        self._damaged(ref, "no longer there" if damage is None else str(damage))
         return None
 
     def _losses_of(self, missed: IntervalSet) -> list[tuple[int, int, str]]:

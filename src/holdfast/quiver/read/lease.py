@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.errors import BadInput, Damaged, NotAccepted, UnknownPosition
+from holdfast.errors import BadInput, NotAccepted, UnknownPosition
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.ledger.subscriber import Outcome, Position, Subscriber
 from holdfast.quiver.read.attachment import Attachment, ReadableQuiver
@@ -265,10 +265,8 @@ class Lease(Attachment):
         bundle = self._store.readable.bundle(ref.seq)
         if bundle is None:
             return None  # dropped since it was looked up; the ledger has it
-        try:
-            _ = bundle.slots
-        except Damaged as damage:
-            self._damaged(ref, str(damage))
+        if bundle.damage is not None:
+            self._damaged(ref, str(bundle.damage))
             return None
         most = self.subscriber.options.max_attempts
         if most is not None:

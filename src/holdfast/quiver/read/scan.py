@@ -3,15 +3,19 @@
 The result is a `pyarrow.RecordBatchReader`, which polars, duckdb and pandas read directly. Batches
 of sealed segments are read one at a time, and pruned by the event times in the summaries. Where the
 schema drifted, the stream has all columns; rows that lack one have nulls there.
+
+A scan reads the files of its slot and no others. So it does not see that the rows beside them, to
+which its own refer, are damaged; with `on_damage="flag"` it looks, which means reading whole
+segments, and says in the column `_damaged_slots` what the bundle of a row lacks.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from itertools import groupby
 from typing import Literal
 
@@ -20,15 +24,17 @@ import pyarrow.compute as pc
 
 from holdfast.errors import BadInput, Damaged
 from holdfast.quiver.base.arrow import can_be_filtered, has_dictionary, plain_type
-from holdfast.quiver.base.bundle import one_batch, read_stream
+from holdfast.quiver.base.bundle import noted_damage, one_batch, read_slot, without_reserved
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.ledger.subscriber import Position
+from holdfast.quiver.read.damaged_slots import DAMAGED_SLOTS, SegmentDamage, SlotsOf, flagged
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.manifest import ARROW, OPAQUE
 from holdfast.quiver.segments.rows import RAW_FIELDS, GroupTable
 from holdfast.quiver.segments.segment import Segment
 
-OnDamage = Literal["fail", "skip"]
+# Raise, leave damaged batches out, or leave them out and flag what is left of their bundles.
+OnDamage = Literal["fail", "skip", "flag"]
 # Whether a segment that cannot be read was removed, by whoever keeps them.
 WasRemoved = Callable[[Segment], bool]
 # Whether damage just found is to be passed over.
@@ -147,6 +153,10 @@ def _never(_: Segment) -> bool:
     return False
 
 
+def _no_slots(_: int) -> tuple[str, ...]:
+    return ()
+
+
 @dataclass(frozen=True)
 class StoredRows:
     """Some stored rows of the slot: their schema, and how to read them.
@@ -157,6 +167,14 @@ class StoredRows:
 
     schema: pa.Schema
     read: Callable[[], Iterator[pa.RecordBatch]]
+    # What all their bundles lack since a salvage.
+    noted: tuple[str, ...] = ()
+    # What single bundles lack, if that is asked for.
+    slots_of: SlotsOf = _no_slots
+
+    def lacks(self, seq: int) -> tuple[str, ...]:
+        """Return the slots of a bundle that cannot be read."""
+        return tuple(dict.fromkeys((*self.noted, *self.slots_of(seq))))
 
 
 def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
@@ -180,19 +198,27 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
     # The schema must be known before the first batch is yielded: Arrow readers announce it up
     # front. That is why parts are listed first, with their schemas, and read lazily afterwards.
     slot = slot or only_slot(segments, tail, on_damage)
+    flags = on_damage == "flag"
     parts: list[StoredRows] = []
     for segment in segments:
         forgive = _forgiving(segment, on_damage, was_removed)
-        parts += _segment_parts(segment, slot, times, forgive, span)
+        found = _segment_parts(segment, slot, times, forgive, span)
+        if flags:
+            slots_of = SegmentDamage(segment, was_removed).slots_of
+            found = map(partial(replace, slots_of=slots_of), found)
+        parts += found
     for made in tail:
         parts += _tail_parts(made, slot)
     known = [part.schema for part in parts]
-    schema = _common_schema(known, columns, nulls_for_unknown=nulls_for_unknown)
-    return pa.RecordBatchReader.from_batches(schema, _batches(parts, schema, times, span))
+    if flags and columns is not None and DAMAGED_SLOTS.name not in columns:
+        columns = [*columns, DAMAGED_SLOTS.name]
+    schema = _common_schema(known, columns, flags=flags, nulls_for_unknown=nulls_for_unknown)
+    batches = _batches(parts, schema, times, span, flags=flags)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _batches(
-    parts: Sequence[StoredRows], schema: pa.Schema, times: TimeRange, span: Span
+    parts: Sequence[StoredRows], schema: pa.Schema, times: TimeRange, span: Span, *, flags: bool
 ) -> Iterator[pa.RecordBatch]:
     # The mask is made before columns are dropped: the event time may not be among those asked for.
     for part in parts:
@@ -200,6 +226,7 @@ def _batches(
             rows = batch if span == EVERYTHING else span.cut(batch)
             if rows.num_rows:
                 mask = times.mask(rows.column("_event_time"))
+                rows = flagged(rows, part.lacks) if flags else rows
                 yield from _keep(_fit(rows, schema), mask)
 
 
@@ -272,7 +299,8 @@ def _segment_parts(
                 for batch in _read(file, kept, forgive):
                     yield from _opaque_parts(batch, slot)
             elif kept:
-                yield StoredRows(file.schema, lambda f=file, k=kept: _read(f, k, forgive))  # type: ignore[misc]
+                read = partial(_read, file, kept, forgive)
+                yield StoredRows(file.schema, read, file.noted_damage)
         except Damaged:
             if not forgive():
                 raise
@@ -288,7 +316,7 @@ def _firsts(file: DataFile) -> Iterator[int]:
 
 def _forgiving(segment: Segment, on_damage: OnDamage, was_removed: WasRemoved) -> Forgive:
     """Return what says whether damage in a segment is to be passed over."""
-    return lambda: was_removed(segment) or on_damage == "skip"
+    return lambda: was_removed(segment) or on_damage != "fail"
 
 
 def _read(file: DataFile, places: Sequence[int], forgive: Forgive) -> Iterator[pa.RecordBatch]:
@@ -307,38 +335,49 @@ def _tail_parts(made: GroupTable, slot: str) -> Iterator[StoredRows]:
         yield from _opaque_parts(one_batch(made.table), slot)
     elif made.group.slot == slot:
         batch = one_batch(made.table)
-        yield StoredRows(batch.schema, lambda: iter([batch]))
+        yield _rows_at_hand(batch, noted_damage(batch.schema))
 
 
 def _opaque_parts(batch: pa.RecordBatch, slot: str) -> Iterator[StoredRows]:
     rows = pa.Table.from_batches([batch.filter(pc.equal(batch.column("slot"), slot))])
     for place in range(rows.num_rows):
-        own = _unwrap(rows.slice(place, 1))
-        yield StoredRows(own.schema, lambda b=own: iter([b]))  # type: ignore[misc]
+        yield _unwrap(rows.slice(place, 1))
 
 
-def _unwrap(row: pa.Table) -> pa.RecordBatch:
+def _rows_at_hand(batch: pa.RecordBatch, noted: tuple[str, ...] = ()) -> StoredRows:
+    plain = batch.replace_schema_metadata(without_reserved(batch.schema).metadata)
+    return StoredRows(plain.schema, lambda: iter([plain]), noted)
+
+
+def _unwrap(row: pa.Table) -> StoredRows:
     """Return the rows that an opaque row holds, with its envelope beside each."""
     if row.column("slot_kind")[0].as_py() != ARROW:
-        return one_batch(row.select([*ENVELOPE_SCHEMA.names, *(f.name for f in RAW_FIELDS)]))
-    own = read_stream(row.column("payload")[0].as_buffer())
+        names = [*ENVELOPE_SCHEMA.names, *(f.name for f in RAW_FIELDS)]
+        return _rows_at_hand(one_batch(row.select(names)))
+    own, noted = read_slot(row.column("payload")[0].as_buffer())
     envelope = [pa.repeat(row.column(f.name)[0], own.num_rows) for f in ENVELOPE_SCHEMA]
     first_row = row.column("_row")[0].as_py()
     # The opaque row stands for several rows of the bundle; each gets the number it would have had
     # in a file of its own, so that positions mean the same in both kinds.
     envelope[1] = pa.array(range(first_row, first_row + own.num_rows), pa.int32())
     schema = pa.schema([*ENVELOPE_SCHEMA, *own.schema], own.schema.metadata)
-    return pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
+    batch = pa.RecordBatch.from_arrays([*envelope, *own.columns], schema=schema)
+    return _rows_at_hand(batch, noted)
 
 
 # ---------------------------------------------------------------------- schemas
 
 
 def _common_schema(
-    schemas: Sequence[pa.Schema], columns: Sequence[str] | None, *, nulls_for_unknown: bool
+    schemas: Sequence[pa.Schema],
+    columns: Sequence[str] | None,
+    *,
+    flags: bool,
+    nulls_for_unknown: bool,
 ) -> pa.Schema:
     """Return a schema that rows of all these schemas fit; a column that some lack is null there."""
-    fields: dict[str, pa.Field] = {field.name: field for field in ENVELOPE_SCHEMA}
+    added = [*ENVELOPE_SCHEMA, DAMAGED_SLOTS] if flags else ENVELOPE_SCHEMA
+    fields: dict[str, pa.Field] = {field.name: field for field in added}
     # Thousands of parts share a few schemas; each of those is unified once.
     distinct: dict[str, pa.Schema] = {s.to_string(show_schema_metadata=False): s for s in schemas}
     for schema in distinct.values():

@@ -31,7 +31,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver.base.arrow import has_dictionary
-from holdfast.quiver.base.bundle import one_batch, without_reserved
+from holdfast.quiver.base.bundle import noted_damage, one_batch, without_reserved
 from holdfast.quiver.segments.manifest import FileSummary
 from holdfast.seam.disk import CANNOT_BE_READ, Disk
 
@@ -131,6 +131,11 @@ class DataFile:
     def schema(self) -> pa.Schema:
         """The file's schema, envelope included, with the metadata that its user gave."""
         return without_reserved(self._schema)
+
+    @cached_property
+    def noted_damage(self) -> tuple[str, ...]:
+        """The slots that all bundles of this file lost before it was written: in a salvage."""
+        return noted_damage(self._schema)
 
     @cached_property
     def _schema(self) -> pa.Schema:

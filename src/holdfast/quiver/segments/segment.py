@@ -24,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import Damaged
 from holdfast.quiver.base import names
-from holdfast.quiver.base.bundle import decode_arrow, one_batch, read_stream
+from holdfast.quiver.base.bundle import decode_arrow, one_batch, read_slot
 from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
@@ -35,11 +35,13 @@ from holdfast.quiver.segments.data_file import (
     MappedFile,
     unreadable,
 )
-from holdfast.quiver.segments.manifest import ARROW, OPAQUE, FileSummary, Summary
+from holdfast.quiver.segments.manifest import ARROW, OPAQUE, Summary
 from holdfast.quiver.segments.rows import group_bundles, group_table
 from holdfast.seam.disk import Disk
 
 _BLOCK_BYTES = 4096
+# For slots whose names are lost with their rows: the log, and opaque files, keep both together.
+UNKNOWN_SLOT = "(unknown)"
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -91,9 +93,21 @@ class SegmentIndex:
         return self._places[start:end]
 
 
+class SlotsRead(NamedTuple):
+    """What can be read of a bundle, and what is wrong with its other slots."""
+
+    sound: dict[str, pa.RecordBatch]
+    damaged: dict[str, Damaged]
+
+
 @dataclass(frozen=True, eq=False)
 class Bundle:
-    """One bundle as it was appended. Its content is read when it is first asked for."""
+    """One bundle as it was appended. Its content is read when it is first asked for.
+
+    Slots lie in files of their own, so damage may cost some of them and leave the others whole.
+    Who asks for `slots` wants all or nothing: rows of one slot refer to those of another, and a
+    reader that does not know that some are missing would take a part for the whole.
+    """
 
     seq: int
     kind: FrameKind
@@ -102,7 +116,7 @@ class Bundle:
     producer: str | None
     epoch: int
     events: int
-    load: Callable[[], dict[str, pa.RecordBatch]]
+    load: Callable[[], SlotsRead]
 
     def __eq__(self, other: object) -> bool:
         """Whether both say the same about themselves, and hold the same."""
@@ -118,9 +132,42 @@ class Bundle:
         times = (self.ingestion_ns, self.watermark_ns)
         return (self.seq, self.kind, times, self.producer, self.epoch, self.events)
 
-    @cached_property
+    @property
     def slots(self) -> dict[str, pa.RecordBatch]:
-        """The record batches by slot; raw slots have the columns `payload` and `headers`."""
+        """The record batches by slot; raw slots have the columns `payload` and `headers`.
+
+        Raises `Damaged`, which names them, if some cannot be read.
+        """
+        damage = self.damage
+        if damage is not None:
+            raise damage
+        return self._read.sound
+
+    @property
+    def sound_slots(self) -> dict[str, pa.RecordBatch]:
+        """The record batches of the slots that can be read, whatever became of the others."""
+        return self._read.sound
+
+    @property
+    def damaged_slots(self) -> tuple[str, ...]:
+        """The names of the slots that cannot be read; one of them may be `UNKNOWN_SLOT`."""
+        return tuple(self._read.damaged)
+
+    @property
+    def damage(self) -> Damaged | None:
+        """What is wrong with the bundle, with its damaged slots named; None if it is whole."""
+        damaged = self._read.damaged
+        if not damaged:
+            return None
+        first = next(iter(damaged.values()))
+        if UNKNOWN_SLOT in damaged and len(damaged) == 1:
+            return first
+        slots = "slot" if len(damaged) == 1 else "slots"
+        message = f"{slots} {', '.join(damaged)} of bundle {self.seq}: {first.message}"
+        return Damaged(message, hint=first.hint, path=first.path)
+
+    @cached_property
+    def _read(self) -> SlotsRead:
         return self.load()
 
     @cached_property
@@ -221,15 +268,23 @@ class Segment:
             producer,
             epoch,
             events,
-            lambda: self._slots_at(places),
+            lambda: self._read_slots(places),
         )
 
-    def _slots_at(self, places: list[tuple[int, int, int]]) -> dict[str, pa.RecordBatch]:
-        slots: dict[str, pa.RecordBatch] = {}
+    def _read_slots(self, places: list[tuple[int, int, int]]) -> SlotsRead:
+        found = SlotsRead({}, {})
         for number, first_row, rows in places:
             file = self.files[number]
-            slots |= _slots(file.summary, file.rows(first_row, rows))
-        return slots
+            try:
+                batch = file.rows(first_row, rows)
+            except Damaged as damage:
+                found.damaged.setdefault(file.summary.slot or UNKNOWN_SLOT, damage)
+                continue
+            if file.summary.kind == OPAQUE:
+                _add_opaque(found, batch)
+            else:
+                _add_slot(found, file.summary.slot, batch, file.noted_damage)
+        return _without_damaged(found)
 
 
 def held_bundle(held: HeldBundle) -> Bundle:
@@ -246,30 +301,58 @@ def held_bundle(held: HeldBundle) -> Bundle:
     )
 
 
-def _held_slots(held: HeldBundle) -> dict[str, pa.RecordBatch]:
-    if held.kind == FrameKind.ARROW:
-        streams = decode_arrow(held.content())
-        return {name: read_stream(stream) for name, stream, _ in streams}
-    return {
-        group.slot: one_batch(group_table(group)) for group in group_bundles([held], max_groups=1)
-    }
+def _held_slots(held: HeldBundle) -> SlotsRead:
+    found = SlotsRead({}, {})
+    try:
+        if held.kind == FrameKind.ARROW:
+            for name, stream, _ in decode_arrow(held.content()):
+                _add_slot(found, name, *read_slot(stream))
+        else:
+            for group in group_bundles([held], max_groups=1):
+                found.sound[group.slot] = one_batch(group_table(group))
+    except Damaged as damage:  # the log has one checksum for all slots
+        found.damaged[UNKNOWN_SLOT] = damage
+    return _without_damaged(found)
 
 
-def _slots(file: FileSummary, rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
-    """Return the slots that stored rows hold."""
-    return _opaque_slots(rows) if file.kind == OPAQUE else {file.slot: rows}
+def _add_slot(
+    found: SlotsRead, slot: str, batch: pa.RecordBatch, noted_slots: Iterable[str] = ()
+) -> None:
+    """Note a slot, and what a salvage noted with it of others of its bundle."""
+    found.sound[slot] = batch
+    for name in noted_slots:
+        found.damaged.setdefault(name, _lost_before())
 
 
-def _opaque_slots(rows: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+def _add_opaque(found: SlotsRead, rows: pa.RecordBatch) -> None:
+    """Note the slots that rows of an opaque file hold."""
     slots: dict[str, list[pa.RecordBatch]] = {}
+    noted_slots: tuple[str, ...] = ()
     for place in range(rows.num_rows):
         row = rows.slice(place, 1)
         if row.column("slot_kind")[0].as_py() == ARROW:
-            batch = read_stream(row.column("payload")[0].as_buffer())
+            batch, noted_slots = read_slot(row.column("payload")[0].as_buffer())
         else:
             batch = row.select(["payload", "headers"])
         slots.setdefault(row.column("slot")[0].as_py(), []).append(batch)
-    return {slot: one_batch(pa.Table.from_batches(batches)) for slot, batches in slots.items()}
+    for slot, batches in slots.items():
+        _add_slot(found, slot, one_batch(pa.Table.from_batches(batches)), noted_slots)
+
+
+def _without_damaged(found: SlotsRead) -> SlotsRead:
+    """Leave out slots of which only a part can be read: a bundle table that was rebuilt knows
+    several places of one slot.
+    """
+    for slot in found.damaged:
+        found.sound.pop(slot, None)
+    return found
+
+
+def _lost_before() -> Damaged:
+    return Damaged(
+        "it was damaged already when the quiver was salvaged",
+        hint="look for it in a backup, or ask its producers to send it again",
+    )
 
 
 def _damaged_table(path: PurePath) -> Damaged:

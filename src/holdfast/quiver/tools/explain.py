@@ -224,20 +224,16 @@ def _find_in_segment(segment: Segment, seq: int) -> tuple[str, dict[str, Any] | 
 
 
 def _receipt(bundle: Bundle) -> dict[str, Any]:
-    try:
-        slots = {name: batch.num_rows for name, batch in bundle.slots.items()}
-        damage = None
-    except Damaged as damaged:
-        slots, damage = {}, str(damaged)
+    damage = bundle.damage
     return {
         "accepted_ns": bundle.ingestion_ns,
         "kind": bundle.kind.name.lower(),
         "events": bundle.events,
-        "slots": slots,
+        "slots": {name: batch.num_rows for name, batch in bundle.sound_slots.items()},
         "producer": bundle.producer,
         "epoch": bundle.epoch or None,
         "watermark_ns": bundle.watermark_ns,
-        "damage": damage,
+        "damage": None if damage is None else str(damage),
     }
 
 
@@ -301,7 +297,7 @@ class _Sought(NamedTuple):
 def search(
     inventory: Inventory, text: str, readers: PayloadReaders | None = None
 ) -> Iterator[Match]:
-    """Yield the events that contain a text, oldest first; damaged bundles are passed over.
+    """Yield the events that contain a text, oldest first; damaged slots are passed over.
 
     `readers` show, by slot, what is not text.
     """
@@ -312,7 +308,7 @@ def search(
     for segment in inventory.segments:
         yield from _search_segment(segment, sought)
     for held in inventory.unsealed:
-        for slot, batch in held_bundle(held).slots.items():
+        for slot, batch in held_bundle(held).sound_slots.items():
             yield from (Match(held.seq, slot, *found) for found in _rows(batch, slot, sought))
 
 
@@ -325,11 +321,7 @@ def _search_segment(segment: Segment, sought: _Sought) -> Iterator[Match]:
     except Damaged:
         return  # its owner has removed it since we found it
     for bundle in bundles:
-        try:
-            slots = bundle.slots
-        except Damaged:
-            continue
-        for slot, batch in slots.items():
+        for slot, batch in bundle.sound_slots.items():
             yield from (Match(bundle.seq, slot, *found) for found in _rows(batch, slot, sought))
 
 

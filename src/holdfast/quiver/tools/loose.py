@@ -74,12 +74,11 @@ class LooseFile(DataFile):
             raise self._damaged(f"cannot be read: {error.strerror}") from error
 
     @cached_property
-    def schema(self) -> pa.Schema:
-        """The file's schema, envelope included."""
+    def _schema(self) -> pa.Schema:
         sound = next((batch for batch in self._batches if batch is not None), None)
         if sound is None:
             raise self._damaged("has no record batch that can be read")
-        return without_reserved(sound.schema)
+        return sound.schema
 
     def batch(self, index: int) -> pa.RecordBatch:
         """Return a record batch, checked as far as it can be."""

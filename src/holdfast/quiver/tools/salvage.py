@@ -2,8 +2,10 @@
 
 Segments whose every checksum is right are copied as they are. What is sound in the others, bundle
 by bundle, and what the write-ahead log holds, goes into the WAL of the new quiver under the same
-numbers; its owner seals it. Quarantine is searched too: what a start set aside may be readable
-here. Subscribers keep their progress, as far as the ledger can be read.
+numbers; its owner seals it. Of a bundle with damaged slots the sound ones are saved, with a note of
+what is missing: it stays damaged for subscribers, and its rows readable for who asks for them.
+Quarantine is searched too: what a start set aside may be readable here. Subscribers keep their
+progress, as far as the ledger can be read.
 
 The new quiver has a new id, and nobody who was attached to the old one may go on, as after a
 restore. What was lost is recorded as damaged for every subscriber that still waited for it, when
@@ -16,6 +18,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -51,6 +54,8 @@ class Salvaged:
     from_log: Totals = NOTHING
     # Of those: read without a checksum that says that they are right.
     unverified: Totals = NOTHING
+    # Of those: with what is left of their rows, because some of their slots are damaged.
+    in_part: Totals = NOTHING
     # As far as is known: names and headers that are lost themselves tell nothing.
     lost: Totals = NOTHING
     subscribers: list[str] = field(default_factory=list)
@@ -68,14 +73,14 @@ def salvage(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
     # Everything is read twice, once to count and once to write: the WAL's header has to say how
     # much was accepted before the first frame is written, and memory does not hold what is
     # salvaged.
-    result = _count(wreck, Salvaged(identity.quiver_id))
+    result, seqs_in_part = _count(wreck, Salvaged(identity.quiver_id))
     assembly = Assembly(seam, target, identity)
     for segment in wreck.whole:
         assembly.copy_segment(segment.path, lambda _: None)
     total = result.from_damaged_segments.plus(*result.from_log)
     assembly.write_wal(_bundles(wreck), total, _accepted(wreck, result), _seq_limit(wreck))
     # Looked up in the new directory, which has its segments and its log by now, and no ledger yet.
-    state = _fit(fenced(inventory.ledger.state, now_ns), seam, target)
+    state = _fit(fenced(inventory.ledger.state, now_ns), seam, target, seqs_in_part)
     assembly.write_ledger(state, inventory.ledger.next_number)
     assembly.finish(None)
     result.subscribers = list(state.subscribers)
@@ -84,44 +89,58 @@ def salvage(seam: Seam, source: PurePath, target: PurePath, on_read: OnRead) -> 
 
 def _bundles(wreck: Wreck) -> Iterator[HeldBundle]:
     for damaged in wreck.damaged:
-        yield from (held for held, _ in wreck.bundles_of(damaged))
+        yield from (one.held for one in wreck.bundles_of(damaged))
     yield from wreck.log
 
 
 # ----------------------------------------------------------------------- counting
 
 
-def _count(wreck: Wreck, result: Salvaged) -> Salvaged:
-    """Read everything once, to know what comes out of it before any of it is written."""
+def _count(wreck: Wreck, result: Salvaged) -> tuple[Salvaged, set[int]]:
+    """Read everything once, to know what comes out of it before any of it is written.
+
+    Returns with it which bundles are saved in part.
+    """
     result.segments_copied = len(wreck.whole)
     result.from_log = _totals(wreck.log)
     whole = NOTHING
     for segment in wreck.whole:
         whole = whole.plus(segment.summary.bundles, segment.summary.events)
     spooled: set[int] = set()
+    in_part: set[int] = set()
     for damaged in wreck.damaged:
-        _count_range(wreck, damaged, result, spooled)
+        _count_range(wreck, damaged, result, spooled, in_part)
     result.saved = whole.plus(*result.from_damaged_segments).plus(*result.from_log)
     _count_holes(wreck, result, spooled)
     result.findings = wreck.findings
-    return result
+    return result, in_part
 
 
-def _count_range(wreck: Wreck, damaged: DamagedRange, result: Salvaged, spooled: set[int]) -> None:
+def _count_range(
+    wreck: Wreck, damaged: DamagedRange, result: Salvaged, spooled: set[int], in_part: set[int]
+) -> None:
     """Count what can be read of a range of seqs whose segments are all damaged."""
     name, unverified = damaged.name, NOTHING
     in_log = [h for h in wreck.log if name.first_seq <= h.seq <= name.last_seq]
-    saved = NOTHING
-    for held, verified in wreck.bundles_of(damaged):
+    saved = partly = NOTHING
+    slots: set[str] = set()
+    for held, is_verified, damaged_slots in wreck.bundles_of(damaged):
         spooled.add(held.seq)
         saved = saved.plus(1, held.events)
-        unverified = unverified if verified else unverified.plus(1, held.events)
+        unverified = unverified if is_verified else unverified.plus(1, held.events)
+        if damaged_slots:
+            in_part.add(held.seq)
+            partly = partly.plus(1, held.events)
+            slots.update(damaged_slots)
     known = saved.plus(*_totals(in_log))
     lost = Totals(max(0, name.bundles - known.bundles), max(0, name.events - known.events))
     result.from_damaged_segments = result.from_damaged_segments.plus(*saved)
     result.unverified = result.unverified.plus(*unverified)
+    result.in_part = result.in_part.plus(*partly)
     result.lost = result.lost.plus(*lost)
     what = f"damaged: {saved.bundles} of {name.bundles} bundles saved from it"
+    if partly != NOTHING:
+        what += f", {partly.bundles} of them without {', '.join(sorted(slots))}"
     if unverified != NOTHING:
         what += ", without checksums to prove them"
     severity = Severity.ERROR if lost != NOTHING else Severity.WARNING
@@ -163,17 +182,21 @@ def _seq_limit(wreck: Wreck) -> int:
     return max([*limits, wreck.inventory.ledger.state.floor_seq, last + 1]) + SEQ_BLOCK
 
 
-def _fit(state: LedgerState, seam: Seam, target: PurePath) -> LedgerState:
+def _fit(state: LedgerState, seam: Seam, target: PurePath, seqs_in_part: set[int]) -> LedgerState:
     """Return the state with accounts that can hold.
 
     What is missing to a subscriber is recorded as damaged when the quiver is opened. One that has
     resolved more than was accepted, because the count of that is lost, gets the difference as
     accepted.
+    Within a bundle that is saved in part, rows are no longer those that somebody resolved: what is
+    left of it waits as a whole.
     """
     inventory = inspect(seam.disk, target)
     readable = readable_of(seam, inventory)
     subscribers = {}
-    for name, subscriber in state.subscribers.items():
+    for name, known in state.subscribers.items():
+        rows = {seq: row for seq, row in known.partial.items() if seq not in seqs_in_part}
+        subscriber = replace(known, partial=rows)
         waiting, _ = readable.waiting(subscriber)
         expected = subscriber.pending(inventory.accepted)
         surplus = Totals(
@@ -182,6 +205,16 @@ def _fit(state: LedgerState, seam: Seam, target: PurePath) -> LedgerState:
         before = subscriber.accepted_before.plus(-surplus.bundles, -surplus.events)
         subscribers[name] = replace(subscriber, accepted_before=before)
     return replace(state, subscribers=subscribers)
+
+
+class SavedBundle(NamedTuple):
+    """What could be read of a bundle."""
+
+    held: HeldBundle
+    # Whether checksums say that it is right.
+    is_verified: bool
+    # What it lacks.
+    damaged_slots: tuple[str, ...]
 
 
 @dataclass
@@ -331,19 +364,27 @@ class Wreck:
 
     # ------------------------------------------------------------------ bundles
 
-    def bundles_of(self, damaged: DamagedRange) -> Iterator[tuple[HeldBundle, bool]]:
-        """Yield what can be read of damaged segments, and whether checksums say that it is right.
+    def bundles_of(self, damaged: DamagedRange) -> Iterator[SavedBundle]:
+        """Yield what can be read of damaged segments.
 
-        Each bundle comes once; what the log holds too is taken from there.
+        Each bundle comes once: out of the log if that holds it, too, or else whole if it can be had
+        whole anywhere.
         """
         done: set[int] = set()
-        # Those with checksums first.
-        for segment in sorted(damaged.segments, key=lambda s: isinstance(s, LooseSegment)):
-            for held in _readable(segment):
-                known = held.seq in done or held.seq in self.replay.bundles
-                if not known and not self.replay.catalog.covers(held.seq):
-                    done.add(held.seq)
-                    yield held, not isinstance(segment, LooseSegment)
+        has_parts = False
+        for in_part in (False, True):
+            # Those with checksums first.
+            for segment in sorted(damaged.segments, key=lambda s: isinstance(s, LooseSegment)):
+                for one in _readable(segment) if has_parts or not in_part else ():
+                    seq = one.held.seq
+                    known = seq in done or seq in self.replay.bundles
+                    if known or self.replay.catalog.covers(seq):
+                        continue
+                    if one.damaged_slots and not in_part:
+                        has_parts = True
+                        continue
+                    done.add(seq)
+                    yield one
 
 
 def _totals(bundles: list[HeldBundle]) -> Totals:
@@ -351,8 +392,9 @@ def _totals(bundles: list[HeldBundle]) -> Totals:
     return Totals(len(bundles), sum(held.events for held in bundles))
 
 
-def _readable(segment: Segment) -> Iterator[HeldBundle]:
-    """Yield the bundles of a segment that can be read whole."""
+def _readable(segment: Segment) -> Iterator[SavedBundle]:
+    """Yield the bundles of a segment that can be read, whole or in part."""
+    is_verified = not isinstance(segment, LooseSegment)
     if isinstance(segment, LooseSegment):
         segment = segment.again()  # what it reads is forgotten with it
     events = sum(segment.bundle_table.column("events").to_pylist())
@@ -363,20 +405,23 @@ def _readable(segment: Segment) -> Iterator[HeldBundle]:
             and events < segment.summary.events
         ):
             continue  # where rows are missing nobody knows that this never had any
-        held = _held(bundle)
+        held = _held(bundle, may_lack_slots=is_verified)
         if held is not None:
-            yield held
+            yield SavedBundle(held, is_verified, bundle.damaged_slots)
 
 
-def _held(bundle: Bundle) -> HeldBundle | None:
-    """Return a bundle as it was appended; None if it cannot be had whole."""
+def _held(bundle: Bundle, *, may_lack_slots: bool) -> HeldBundle | None:
+    """Return a bundle as it was appended, or its sound slots; None if it cannot be had like that.
+
+    Only checksums tell a slot that is damaged from one that is read wrongly.
+    """
     try:
         encoded = _encode(bundle)
     except (Damaged, BadInput, pa.ArrowException, ValueError, KeyError):
         return None
     # Rows are missing that nobody could name. Less than was appended is not the bundle; it counts
     # as lost.
-    if encoded.events != bundle.events:
+    if encoded.events != bundle.events and not (may_lack_slots and bundle.damaged_slots):
         return None
     return HeldBundle(
         bundle.seq,
@@ -385,7 +430,7 @@ def _held(bundle: Bundle) -> HeldBundle | None:
         NO_WATERMARK if bundle.watermark_ns is None else bundle.watermark_ns,
         bundle.producer,
         bundle.epoch,
-        bundle.events,
+        encoded.events,
         encoded.payload,
     )
 
@@ -394,7 +439,7 @@ def _encode(bundle: Bundle) -> Encoded:
     if bundle.kind == FrameKind.CONTROL:
         return Encoded(FrameKind.CONTROL, b"", 0)
     if bundle.kind == FrameKind.ARROW:
-        return encode_arrow(bundle.slots, BODY_BYTES_MAX)
+        return encode_arrow(bundle.sound_slots, BODY_BYTES_MAX, bundle.damaged_slots)
     ((slot, batch),) = bundle.slots.items()
     headers = [None if h is None else json.loads(h) for h in batch.column("headers").to_pylist()]
     return encode_raw(slot, bundle.payloads, headers, BODY_BYTES_MAX)

@@ -135,6 +135,7 @@ def salvage_command(
             ("  out of damaged segments", *made.from_damaged_segments),
             ("  out of the write-ahead log", *made.from_log),
             ("  without checksums to prove them", *made.unverified),
+            ("  in part: with damaged slots", *made.in_part),
             ("lost, as far as is known", *made.lost),
         ]
         print_table(f"salvaged to {copy}", ("", "bundles", "events"), rows)

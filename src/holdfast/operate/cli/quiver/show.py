@@ -165,6 +165,11 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
 @time_option("--until", "Event time, exclusive, with a zone.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many rows.")
 @click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
+@click.option(
+    "--partial",
+    is_flag=True,
+    help="As --skip-damaged, and name in `_damaged_slots` what the bundle of a row lacks.",
+)
 @parquet_option
 @json_option
 def cat_command(  # noqa: PLR0913, PLR0917  (its options)
@@ -175,12 +180,13 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
     until: datetime | None,
     limit: int | None,
     skip_damaged: bool,
+    partial: bool,
     parquet: Path | None,
     as_json: bool,
 ) -> None:
     """Print the rows of a slot, sealed or not, as JSON lines (with or without --json)."""
     inventory = inspect(Seam().disk, directory)
-    on_damage: OnDamage = "skip" if skip_damaged else "fail"
+    on_damage: OnDamage = "flag" if partial else "skip" if skip_damaged else "fail"
     try:
         tail = list(TableMaker(QuiverConfig()).tables(inventory.unsealed))
         slot = slot or only_slot(inventory.segments, tail, on_damage)
