@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from holdfast.errors import BadInput
 from holdfast.quiver import Position
-from holdfast.quiver.base.bundle import decode_arrow, encode_arrow, read_stream
+from holdfast.quiver.base.bundle import decode_arrow, encode_arrow, read_slot
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import ArrowData, Event, Unit
 from holdfast.signals.registry import signal_of
@@ -172,9 +172,15 @@ class Letter:
         """
         quiver_id, seq, row = parse_position(self.position)
         if self.arrow_signal:
-            slots = _decoded(self.payload)
-            position = Position(seq, row)
-            return ArrowData(quiver_id, position, slots, self.received_ns, self.arrow_signal)
+            slots, damaged_slots = _decoded(self.payload)
+            return ArrowData(
+                quiver_id,
+                Position(seq, row),
+                slots,
+                self.received_ns,
+                self.arrow_signal,
+                damaged_slots=damaged_slots,
+            )
         signal = signal_of(FrameKind.RAW, (self.slot,))
         return Event(
             quiver_id=quiver_id,
@@ -211,17 +217,22 @@ def parse_position(position: str | None) -> tuple[str, int, int]:
 
 def _encoded(data: ArrowData) -> bytes:
     # Its size is checked where it is stored.
-    return bytes(encode_arrow(data.slots, sys.maxsize).payload)
+    return bytes(encode_arrow(data.slots, sys.maxsize, data.damaged_slots).payload)
 
 
-def _decoded(payload: bytes) -> dict[str, pa.RecordBatch]:
+def _decoded(payload: bytes) -> tuple[dict[str, pa.RecordBatch], tuple[str, ...]]:
+    """Return the slots of a letter, and those that its bundle had lost when it was sent."""
+    slots: dict[str, pa.RecordBatch] = {}
+    damaged_slots: tuple[str, ...] = ()
     try:
-        return {slot.name: read_stream(slot.stream) for slot in decode_arrow(memoryview(payload))}
+        for slot in decode_arrow(memoryview(payload)):
+            slots[slot.name], damaged_slots = read_slot(slot.stream)
     except (pa.ArrowException, struct.error, ValueError, OSError) as error:
         raise BadInput(
             f"the letter does not hold a bundle of record batches: {error}",
             hint="look at it with `holdfast dlq show --raw`",
         ) from error
+    return slots, damaged_slots
 
 
 def _bounded(problems: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

@@ -144,7 +144,8 @@ def _described(data: ArrowData) -> tuple[str, str]:
         for slot, batch in data.slots.items()
         if (rows := batch.slice(0, ROWS_SHOWN_MAX).to_pylist())
     }
-    return ", ".join(data.slots), str(shown)[:PAYLOAD_BYTES_MAX]
+    slots = [*data.slots, *(f"{slot} (damaged)" for slot in data.damaged_slots)]
+    return ", ".join(slots), str(shown)[:PAYLOAD_BYTES_MAX]
 
 
 @dataclass(frozen=True)

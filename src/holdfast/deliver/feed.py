@@ -72,6 +72,7 @@ class Feed:
         # A range that was planned, and could not be read yet.
         self._unread: Range | None = None
         self._newest_first = settings.after_outage == "newest_first"
+        self._sends_rest = settings.on_damage == "send_rest"
         # With it: where the next plan of what is new begins; before which seq the next one of what
         # waited ends (0: nothing waits); and of which state of the subscriber that is.
         self._fresh_seq = 0
@@ -149,7 +150,7 @@ class Feed:
         places = {ref.seq: place for place, ref in enumerate(planned.refs)}
         bundles = [
             self._track(planned, places[bundle.seq], rows_done[bundle.seq], bundle)
-            for bundle in self._cursor.read(planned)
+            for bundle in self._cursor.read(planned, partial=self._sends_rest)
             # Decided since the range was planned; the window would have nothing to record for it.
             if bundle.seq in rows_done
         ]
@@ -194,7 +195,8 @@ class Feed:
         if bundle.events == rows_done:
             tracked.whole = DELIVERED  # a heartbeat has nothing to deliver
             return tracked
-        signal = signal_of(bundle.kind, bundle.slots)
+        damaged_slots = bundle.damaged_slots
+        signal = signal_of(bundle.kind, [*bundle.sound_slots, *damaged_slots])
         # Per signal, not per bundle: whether a signal is wanted and what its key is made of do not
         # change while a destination runs.
         handling = self._handlings.get(signal.name)
@@ -202,6 +204,9 @@ class Feed:
             handling = self._handlings[signal.name] = self._handling(signal)
         if not handling.is_wanted:
             tracked.whole = NOT_WANTED
+            return tracked
+        if damaged_slots and not signal.can_do_without(damaged_slots):
+            tracked.whole = Decision(Outcome.DAMAGED, str(bundle.damage))
             return tracked
         units = signal.units(bundle, self._quiver_id, rows_done)
         _check_units(units, bundle, rows_done)

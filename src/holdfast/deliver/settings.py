@@ -98,6 +98,11 @@ class DeliverySettings(FileSettings):
     in from then on first and, while nothing does, what waited, from its newest end. Only for
     signals that promise no order: traces, metrics, logs."""
 
+    on_damage: Literal["skip", "send_rest"] = "skip"
+    """A bundle of record batches of which the disk lost some slots is not sent, and has the outcome
+    `damaged`. With `send_rest` its other slots are sent, marked with what they lack; the outcome
+    stays `damaged`."""
+
     retention_time_s: DurationS | None = Field(default=None, gt=0)
     """Events that waited longer are dropped, or block receivers: see `on_full`; null: they wait for
     as long as the quiver has room."""

@@ -179,6 +179,10 @@ class DeliveryWindow:
     def decide(self, item: Item, decision: Decision) -> None:
         """Note what became of an event, once."""
         assert item.decision is None, "BUG: an event is decided twice"
+        if item.event.damaged_slots and decision.outcome is Outcome.ACKED:
+            # It arrived, and it was not what was accepted.
+            slots = ", ".join(item.event.damaged_slots)
+            decision = Decision(Outcome.DAMAGED, f"sent without {slots}: damaged")
         # What the processors made of it is not needed again; the payload goes with its bundle.
         item.decision, item.ready = decision, None
         self.pending_events -= 1

@@ -50,6 +50,8 @@ class Event:
     count: ItemCounter | None = field(default=None, repr=False, compare=False)
     # How many rows of its bundle it stands for.
     rows: ClassVar[int] = 1
+    # It is whole, or it is not read at all.
+    damaged_slots: ClassVar[tuple[str, ...]] = ()
     _document: Any = field(default=None, repr=False, compare=False)
     _items: int | None = field(default=None, repr=False, compare=False)
 
@@ -102,7 +104,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class ArrowData:
-    """A bundle of record batches, whole."""
+    """A bundle of record batches, whole; or what is left of one, which then says what it lacks."""
 
     quiver_id: str
     position: Position
@@ -110,13 +112,17 @@ class ArrowData:
     ingestion_ns: int
     signal: str
     headers: Mapping[str, str] = field(default_factory=dict)
+    # Slots of the bundle that cannot be read, and how many rows it had in them.
+    damaged_slots: tuple[str, ...] = ()
+    damaged_rows: int = 0
     # Its rows are what is counted.
     items: ClassVar[None] = None
 
     @property
     def rows(self) -> int:
-        """How many rows it has, over all slots."""
-        return sum(batch.num_rows for batch in self.slots.values())
+        """How many rows of the bundle it stands for: those of all slots, damaged ones too."""
+        sound: int = sum(batch.num_rows for batch in self.slots.values())
+        return sound + self.damaged_rows
 
     @property
     def size_bytes(self) -> int:
@@ -169,8 +175,17 @@ def arrow_data_of(
 
     All of it, also if `first_row` says that a part was recorded: it is taken whole or not at all.
     """
+    slots = bundle.sound_slots
     return [
-        ArrowData(quiver_id, Position(bundle.seq), bundle.slots, bundle.ingestion_ns, signal),
+        ArrowData(
+            quiver_id,
+            Position(bundle.seq),
+            slots,
+            bundle.ingestion_ns,
+            signal,
+            damaged_slots=bundle.damaged_slots,
+            damaged_rows=bundle.events - sum(batch.num_rows for batch in slots.values()),
+        )
     ]
 
 

@@ -8,6 +8,7 @@
     read        what makes a JSON document of a payload, if that is not JSON itself.
     count       what counts the items of a payload, if it stands for several.
     promises_order   whether its units mean something else if they arrive in another order.
+    roots       slots that the others refer to: without one of them the rest means nothing.
 
 Receivers name the signals that they produce, processors and exporters say with `Takes` what they
 can be given. `holdfast validate` compares the two; at run time a destination holds what it cannot
@@ -23,6 +24,7 @@ from typing import Any
 
 from holdfast.quiver import Bundle, Extractor
 from holdfast.quiver.base.frame import FrameKind
+from holdfast.quiver.segments.segment import UNKNOWN_SLOT
 from holdfast.signals.event import DocumentReader, ItemCounter, Unit, arrow_data_of, events_of
 
 
@@ -59,6 +61,7 @@ class Signal:
     read: DocumentReader | None = None
     count: ItemCounter | None = None
     promises_order: bool = True
+    roots: frozenset[str] = frozenset()
 
     def units(self, bundle: Bundle, quiver_id: str, first_row: int) -> Sequence[Unit]:
         """Return what of a bundle is to be delivered, from `first_row` on."""
@@ -67,6 +70,13 @@ class Signal:
         if self.form is Form.ARROW:
             return arrow_data_of(bundle, quiver_id, self.name, first_row)
         return events_of(bundle, quiver_id, self.name, first_row, self.read, self.count)
+
+    def can_do_without(self, damaged_slots: Collection[str]) -> bool:
+        """Whether the rest of a bundle still means something, if that is known."""
+        is_lost = UNKNOWN_SLOT in damaged_slots or not self.roots.isdisjoint(damaged_slots)
+        # A signal that splits bundles itself, and names no roots, knows nothing of parts of them.
+        knows_parts = self.split is None or bool(self.roots)
+        return self.form is Form.ARROW and knows_parts and not (self.roots and is_lost)
 
     def order_key(self, name: str | None) -> Callable[[Any], str] | None:
         """Return what finds the order key of that name; None if the signal has none."""

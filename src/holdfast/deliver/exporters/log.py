@@ -68,6 +68,8 @@ class LogExporter:
 def _line(event: Unit) -> str:
     seq, row = event.position
     where = f"{event.quiver_id}/{seq}/{row}, {event.size_bytes} bytes"
+    if event.damaged_slots:
+        return f"event {where}, without {', '.join(event.damaged_slots)}: damaged"
     if isinstance(event, ArrowData) or "letter" not in event.headers:
         return f"event {where}"
     letter = Letter.from_event(event)
