@@ -75,6 +75,12 @@ class SourceOptions(Settings):
     With `watermark` the event time comes along in any case.
     """
 
+    partial: bool = False
+    """Leave damaged rows out, and name in `_damaged_slots` the damaged slots of a row's bundle.
+
+    The column is null where none is damaged. Whole segments are read for it.
+    """
+
     since: AwareDatetime | None = None
     """Only events with this time or a later one."""
 
@@ -256,6 +262,11 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
                 f"{node!r} is not the address of a data node",
                 hint="write grpc://host:port; a single replica is named with option quiver",
             )
+    if parsed.partial and parsed.subscriber and parsed.on_data_loss == "fail" and not parsed.stored:
+        raise BadConfig(
+            "option partial leaves damaged rows out, and on_data_loss is fail",
+            hint="set on_data_loss to count: bundles that lack slots are then recorded as damaged",
+        )
     if parsed.nodes and parsed.seal:
         raise BadConfig(
             "a data node has sealed parts only", hint="leave out option seal, or name no nodes"

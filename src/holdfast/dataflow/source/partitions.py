@@ -29,7 +29,7 @@ from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS, fitte
 from holdfast.errors import BadInput
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.ledger.subscriber import Position
-from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.scan import OnDamage, TimeRange
 from holdfast.quiver.read.sealed import SealedRead
 from holdfast.replica.copies import SegmentCopy, read_any
 
@@ -124,8 +124,7 @@ class _PieceReader:
             piece.start,
             piece.end,
             times,
-            # Who commits records what is passed over; a batch query commits nothing.
-            "skip" if options.subscriber and options.on_data_loss == "count" else "fail",
+            _on_damage(options),
         )
 
     def rows(self) -> Iterator[pa.RecordBatch]:
@@ -188,6 +187,13 @@ class _PieceReader:
             if staged is not None:
                 staged.add(letters(one.stored, one.rejected, name, where))
             yield one.rows
+
+
+def _on_damage(options: SourceOptions) -> OnDamage:
+    if options.partial:
+        return "flag"
+    # Who commits records what is passed over; a batch query commits nothing.
+    return "skip" if options.subscriber and options.on_data_loss == "count" else "fail"
 
 
 def _with_watermark(batch: pa.RecordBatch, claimed: Claimed | None) -> pa.RecordBatch:

@@ -20,6 +20,7 @@ from holdfast.dataflow.source.quiver_location import connect, quiver_locations, 
 from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE
+from holdfast.quiver.read.damaged_slots import DAMAGED_SLOTS
 from holdfast.quiver.read.scan import TimeRange, scan
 from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.segment import Segment
@@ -110,7 +111,14 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
     if schema is None:
         raise _unknown(options)
     remember(options, schema)
-    return pa.schema([*schema, *WATERMARK_FIELDS] if options.watermark else schema)
+    added = [_damaged_slots()] if options.partial else []
+    return pa.schema([*schema, *added, *(WATERMARK_FIELDS if options.watermark else ())])
+
+
+def _damaged_slots() -> pa.Field:
+    kind = spark_type(DAMAGED_SLOTS.type)
+    assert kind is not None, "BUG: Spark has lists of texts"
+    return DAMAGED_SLOTS.with_type(kind)
 
 
 def _stored(options: SourceOptions, remembered: pa.Schema | None) -> pa.Schema | None:
