@@ -201,10 +201,11 @@ def response_message(kind: OtlpKind, rejected: int, message: str) -> Message:
 def status(code: int, message: str) -> bytes:
     """Return a google.rpc.Status: what is told of a request that is not taken, over HTTP."""
     text = message.encode("utf-8", "replace")
-    return b"\x08%b\x12%b%b" % (_as_varint(code), _as_varint(len(text)), text)
+    return b"\x08%b\x12%b%b" % (as_varint(code), as_varint(len(text)), text)
 
 
-def _as_varint(number: int) -> bytes:
+def as_varint(number: int) -> bytes:
+    """Return a number as protobuf writes it."""
     written = bytearray()
     while number > 0x7F:  # noqa: PLR2004
         written.append(number & 0x7F | 0x80)

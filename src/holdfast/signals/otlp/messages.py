@@ -36,7 +36,7 @@ RESPONSES: Mapping[OtlpKind, type[Message]] = {
 }
 
 # In the order of their imports.
-_FILES = (
+PROTO_FILES = (
     common_pb2,
     resource_pb2,
     trace_pb2,
@@ -86,7 +86,7 @@ def _short_requests(*, counted: bool) -> dict[OtlpKind, type[Message]]:
     unknown field that would be kept: these messages are only ever read, and thrown away.
     """
     pool = descriptor_pool.DescriptorPool()
-    for module in _FILES:
+    for module in PROTO_FILES:
         file = descriptor_pb2.FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(file)
         for message in list(file.message_type):
