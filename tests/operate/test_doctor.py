@@ -10,6 +10,7 @@ import pytest
 from holdfast.operate.cli import cmd_doctor
 from holdfast.operate.cli.cmd_doctor import examine
 from holdfast.quiver.base import identity
+from holdfast.signals.otlp.flat import nested
 
 
 def test_a_big_endian_machine_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +35,13 @@ def test_it_says_which_java_and_which_spark(
     findings = {finding.name: finding for finding in examine(tmp_path)}
     assert findings["spark"].health == "warn"
     assert "3.5" in findings["spark"].advice
+
+
+def test_it_says_who_makes_flat_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = {finding.name: finding for finding in examine(tmp_path)}
+    assert findings["flat tables"].health == "ok"
+    assert findings["flat tables"].found == f"by ptars {importlib.metadata.version('ptars')}"
+    monkeypatch.setattr(nested, "converter", lambda: nested.Converter.UPB)
+    findings = {finding.name: finding for finding in examine(tmp_path)}
+    assert findings["flat tables"].health == "warn"
+    assert "protobuf" in findings["flat tables"].found

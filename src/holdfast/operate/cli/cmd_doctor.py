@@ -97,6 +97,19 @@ def _extras() -> Iterator[MachineFinding]:
         found = f"missing: {', '.join(missing)}" if missing else "installed"
         health: Health = "warn" if missing else "ok"
         yield MachineFinding(f"extra {extra}", health, found, install_command(extra))
+    if not missing_modules("otel"):
+        yield _flat_tables()
+
+
+def _flat_tables() -> MachineFinding:
+    """Say who makes tables of telemetry: both ways give the same, at another speed."""
+    from holdfast.signals.otlp.flat.nested import Converter, converter
+
+    package = "ptars" if converter() is Converter.PTARS else "protobuf"
+    found = f"by {package} {importlib.metadata.version(package)}"
+    health: Health = "ok" if converter() is Converter.PTARS else "warn"
+    advice = f"several times slower than with ptars: {install_command('otel')}"
+    return MachineFinding("flat tables", health, found, advice)
 
 
 def _java() -> MachineFinding:
