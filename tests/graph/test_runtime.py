@@ -615,7 +615,7 @@ def test_what_a_former_worker_left_is_delivered_by_those_that_stay(
         gateway = gateway_of(tmp_path, two, worker=1)
         gateway._open()
         gateway._make_destinations()
-        quiver = gateway._buffers[0].store.quiver
+        quiver = gateway._quivers.quivers[0].store.quiver
         for name in ("x", "y"):
             payload = json.dumps(run_event(job=name)).encode()
             quiver.append_raw([payload], slot="openlineage")

@@ -91,7 +91,7 @@ def test_events_wait_for_a_pipeline_before_its_driver_is_there(tmp_path: Path) -
             folder.lock().close()
             folder.close()
         async with running(gateway):
-            return gateway._buffer("quiver").store.quiver.subscribers()
+            return gateway._quivers.find("quiver").store.quiver.subscribers()
 
     assert asyncio.run(run(False)) == ("left", "counts.events")
     assert asyncio.run(run(False)) == ("left", "counts.events")
@@ -167,7 +167,7 @@ def test_sealing_early_can_be_set(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with running(gateway):
-            config = gateway._buffer("buffer").plan.config.as_config()
+            config = gateway._quivers.find("buffer").plan.config.as_config()
             assert config.segment.min_open_duration_s == 0.01
 
     asyncio.run(run())

@@ -320,8 +320,7 @@ def test_rows_appended_over_flight_are_held_by_a_destination_that_cannot_take_th
             )
             await gateway.skip("left", Position(seq, 0), "a mistake")
             await until_async(lambda: len(DELIVERED["left"]) == 2)
-            assert gateway._dead_letters is not None
-            (stored,) = letters_in(gateway._dead_letters.undelivered_quiver, "undelivered")
+            (stored,) = letters_in(gateway._quivers.letters.undelivered_quiver, "undelivered")
             unit = stored.letter.event()
             assert isinstance(unit, ArrowData)
             assert unit.slots == {"events": ROWS}

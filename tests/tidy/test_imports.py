@@ -131,7 +131,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"model", "otap_spelling", "shorthand", "validation"},
         {"addresses", "paths", "schema"},
         {"delivery", "node_senders", "nodes_checks", "pipeline_checks", "serving"},
-        {"checks"},
+        {"checks", "open_quivers"},
         {"loader", "runtime"},
         {"control", "environment", "pipelines", "printing", "reload"},
         {"__init__"},

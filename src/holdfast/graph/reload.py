@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import Graph, Node
+from holdfast.graph.open_quivers import HANDLERS
 from holdfast.graph.paths import DestinationPlan, QuiverPlan, plan
-from holdfast.graph.runtime import HANDLERS, Gateway
+from holdfast.graph.runtime import Gateway
 
 # Keys of the file that are read when they are needed, or applied by whoever reloads.
 LIVE_KEYS = ("drain", "logging.level")

@@ -17,9 +17,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from holdfast.errors import BadInput, HoldfastError
 from holdfast.graph.delivery import delivery_context
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.node_senders import NodeSenders
+from holdfast.graph.open_quivers import HANDLERS, OpenQuiver, OpenQuivers, Outlet, plans_of
 from holdfast.graph.paths import (
     DestinationPlan,
     QuiverPlan,
@@ -54,7 +55,6 @@ from holdfast.graph.statistics import (
 from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.handoff.runner import HandoffRunner
-from holdfast.handoff.statistics import backlog_statistics
 from holdfast.quiver import Position
 from holdfast.receive.receiver import Receiver, ReceiverContext
 from holdfast.seam import Seam
@@ -63,38 +63,7 @@ from holdfast.seam import Seam
 # is looked whether a destination lost something.
 KEEP_HOUSE_S = 5.0
 
-# Who does not take this much is not ready: an ordinary event, or a small batch of them.
-ORDINARY_BYTES = 64 * 1024
-
-# The name of the dead letters where others have the name of a quiver.
-HANDLERS = "dead_letters"
-
 log = logging.getLogger("holdfast.graph")
-
-
-@dataclass(frozen=True)
-class _Outlet:
-    """A destination of one quiver, and the plan it was made from."""
-
-    plan: DestinationPlan
-    core_id: int
-    destination: Destination
-
-    @property
-    def name(self) -> str:
-        return self.plan.name
-
-
-@dataclass
-class _Buffer:
-    """A quiver of the graph while it is open, and what is connected to it."""
-
-    plan: QuiverPlan
-    store: WorkerQuivers
-    outlets: list[_Outlet]
-    receivers: dict[str, Receiver]
-    # What takes its segments to data nodes.
-    senders: NodeSenders | None = None
 
 
 class Gateway:
@@ -107,9 +76,7 @@ class Gateway:
         self._seam = seam or Seam()
         self._started_s = self._seam.clock.monotonic_s()
         self.taps = Taps(self._seam.clock)
-        self._buffers: list[_Buffer] = []
-        self._handlers: list[_Outlet] = []
-        self._dead_letters: DeadLetterQueue | None = None
+        self._quivers = OpenQuivers()
         self._serving: Serving | None = None
         self._opened = ExitStack()
         # Whether all quivers are open.
@@ -129,14 +96,14 @@ class Gateway:
             self._is_open = True
             await _to_its_end(self._serve)
             self._tell_policies()
-            for buffer in self._buffers:
-                await self._start_receivers(buffer)
+            for quiver in self._quivers:
+                await self._start_receivers(quiver)
         except BaseException:
             await self.stop(0.0)
             raise
-        for outlet in self._outlets():
+        for outlet in self._quivers.outlets:
             outlet.destination.start()
-        for senders in self._senders():
+        for senders in self._quivers.senders:
             senders.start()
         self._housekeeping = asyncio.create_task(self._keep_house())
         self.state = "running"
@@ -148,11 +115,12 @@ class Gateway:
             config = one.config.as_config()
             store = WorkerQuivers.open(one.directory, config, self.worker, workers, self._seam)
             self._opened.callback(store.close)
-            self._buffers.append(_Buffer(one, store, [], {}))
-        self._dead_letters = DeadLetterQueue.open(
+            self._quivers.quivers.append(OpenQuiver(one, store))
+        letters = DeadLetterQueue.open(
             self._dead_letters_directory(), self.graph.settings.dead_letters, seam=self._seam
         )
-        self._opened.callback(self._dead_letters.close)
+        self._quivers.dead_letters = letters
+        self._opened.callback(letters.close)
 
     def _dead_letters_directory(self) -> Path:
         """Return where this worker keeps its dead letters: a quiver has one owner only."""
@@ -164,13 +132,14 @@ class Gateway:
     def _make_destinations(self) -> None:
         """Attach every subscriber before anything is received: so it gets the first events, too."""
         # One by one: if a later one cannot be made, `stop` ends those that were.
-        for buffer in self._buffers:
-            for one in buffer.plan.destinations:
-                buffer.outlets += self._outlets_of(buffer.plan.name, one)
-            if buffer.plan.to_nodes is not None:
-                buffer.senders = self._senders_of(buffer, buffer.plan.to_nodes)
+        for quiver in self._quivers:
+            for one in quiver.plan.destinations:
+                quiver.outlets += self._outlets_of(quiver.plan.name, one)
+            if quiver.plan.to_nodes is not None:
+                quiver.senders = self._senders_of(quiver, quiver.plan.to_nodes)
         for name, node in self.graph.handlers.items():
-            self._handlers += self._outlets_of(HANDLERS, DestinationPlan(name, (node,)))
+            handler = DestinationPlan(name, (node,))
+            self._quivers.handlers += self._outlets_of(HANDLERS, handler)
         self._register_pipelines()
         self._tell_leftovers()
         if self.worker == 0:
@@ -182,7 +151,7 @@ class Gateway:
             return
         for reader in readers(self.graph):
             is_closed = StateDir(state_dir(self.graph, reader.pipeline)).is_closed
-            for core in self._buffer(reader.quiver).store.cores:
+            for core in self._quivers.find(reader.quiver).store.cores:
                 is_known = reader.subscriber in core.quiver.subscribers()
                 if is_known and is_closed:
                     core.quiver.unregister(reader.subscriber, reason="the pipeline is closed")
@@ -193,56 +162,40 @@ class Gateway:
         """Serve the quivers to pipelines and other machines, if anybody may ask for them."""
         if not is_served(self.graph):
             return
-        stores = {buffer.plan.name: buffer.store for buffer in self._buffers}
+        stores = {one.plan.name: one.store for one in self._quivers}
         self._serving = serving = Serving(self.graph, stores, self.worker, self._seam)
         self._opened.callback(serving.close)
         log.info("flight: listens on %s", serving.location)
 
-    def _outlets_of(self, quiver: str, one: DestinationPlan) -> list[_Outlet]:
+    def _outlets_of(self, quiver: str, one: DestinationPlan) -> list[Outlet]:
         """Return what delivers to a destination: one per quiver that may hold its events."""
-        letters = self._letters()
+        letters = self._quivers.letters
         context = delivery_context(one, letters, self.taps, self._seam, self.graph.base_dir)
         if quiver == HANDLERS:
-            return [_Outlet(one, 0, Destination(context, letters.rejected))]
-        cores = self._buffer(quiver).store.cores
-        return [_Outlet(one, core.core_id, Destination(context, core.quiver)) for core in cores]
+            return [Outlet(one, 0, Destination(context, letters.rejected))]
+        cores = self._quivers.find(quiver).store.cores
+        return [Outlet(one, core.core_id, Destination(context, core.quiver)) for core in cores]
 
-    def _senders_of(self, buffer: _Buffer, node: Node) -> NodeSenders:
+    def _senders_of(self, quiver: OpenQuiver, node: Node) -> NodeSenders:
         workers = self.graph.settings.workers
-        return NodeSenders(node, buffer.store, workers, self._seam, self.graph.base_dir)
-
-    def _senders(self) -> list[NodeSenders]:
-        return [buffer.senders for buffer in self._buffers if buffer.senders is not None]
-
-    def _letters(self) -> DeadLetterQueue:
-        assert self._dead_letters is not None, "BUG: not open"
-        return self._dead_letters
-
-    def _buffer(self, quiver: str) -> _Buffer:
-        return next(buffer for buffer in self._buffers if buffer.plan.name == quiver)
-
-    def _outlets(self) -> Iterator[_Outlet]:
-        """Yield all that delivers, the handlers of rejected events included."""
-        for buffer in self._buffers:
-            yield from buffer.outlets
-        yield from self._handlers
+        return NodeSenders(node, quiver.store, workers, self._seam, self.graph.base_dir)
 
     def _tell_leftovers(self) -> None:
         """Say which subscribers hold data back without being in the graph."""
-        self._letters().keep_only(self.graph.handlers.keys())
+        self._quivers.letters.keep_only(self.graph.handlers.keys())
         pipelines = {reader.subscriber for reader in readers(self.graph)}
-        for buffer in self._buffers:
-            known = {one.name for one in buffer.plan.destinations} | pipelines
-            for name in sorted(set(buffer.store.quiver.subscribers()) - known):
-                if buffer.senders is not None and name.startswith(SUBSCRIBER_PREFIX):
+        for quiver in self._quivers:
+            known = {one.name for one in quiver.plan.destinations} | pipelines
+            for name in sorted(set(quiver.store.quiver.subscribers()) - known):
+                if quiver.senders is not None and name.startswith(SUBSCRIBER_PREFIX):
                     continue  # they tell of nodes that are gone themselves
                 log.warning(
                     "%s is no longer a destination of %s, and what waits for it is kept (until "
                     "retention.orphan_ttl, if that is set); drop it with "
                     "`holdfast quiver drop-subscriber %s %s`",
                     name,
-                    buffer.plan.name,
-                    buffer.store.main.engine.root,
+                    quiver.plan.name,
+                    quiver.store.main.engine.root,
                     name,
                 )
 
@@ -264,22 +217,22 @@ class Gateway:
 
     def _tell_policies(self) -> None:
         """Say for every destination what happens at its limits, before anything does."""
-        for outlet in self._outlets():
+        for outlet in self._quivers.outlets:
             log.info("destination %s: events wait for %s", outlet.name, outlet.plan.delivery.limits)
 
-    async def _start_receivers(self, buffer: _Buffer) -> None:
+    async def _start_receivers(self, quiver: OpenQuiver) -> None:
         """Listen, last of all: what is accepted from here on has to be stored and delivered."""
-        for node in buffer.plan.receivers:
+        for node in quiver.plan.receivers:
             context = ReceiverContext(
                 name=node.name,
-                quiver=buffer.store.quiver,
-                dead_letters=self._letters(),
+                quiver=quiver.store.quiver,
+                dead_letters=self._quivers.letters,
                 seam=self._seam,
                 base_dir=self.graph.base_dir,
                 reuse_port=self.graph.settings.workers > 1,
             )
             receiver: Receiver = node.component.code.make(node.config, context)
-            buffer.receivers[node.name] = receiver
+            quiver.receivers[node.name] = receiver
             await receiver.start()
             log.info("receiver %s: listens on %s", node.name, ", ".join(receiver.addresses))
 
@@ -295,9 +248,9 @@ class Gateway:
             except (HoldfastError, OSError) as error:
                 log.warning("cannot count what destinations lost: %s", error)
             await asyncio.sleep(KEEP_HOUSE_S)
-            for buffer in self._buffers:
-                if buffer.store.adopted:
-                    buffer.store.share_cap()
+            for quiver in self._quivers:
+                if quiver.store.adopted:
+                    quiver.store.share_cap()
 
     async def _look_for(self, losses: Losses) -> None:
         """Log what destinations have lost since the last look."""
@@ -312,7 +265,7 @@ class Gateway:
             for quiver, core_id, one in stored.of_data_nodes()
         ]
         for quiver, core_id, name, lost_events in looked:
-            cores = self._buffer(quiver).store.cores
+            cores = self._quivers.find(quiver).store.cores
             root = next(core.engine.root for core in cores if core.core_id == core_id)
             losses.look((quiver, core_id, name), name, lost_events, root, now_s)
 
@@ -336,17 +289,16 @@ class Gateway:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
         try:
-            receivers = [one for buffer in self._buffers for one in buffer.receivers.values()]
             running: list[Receiver | Destination | NodeSenders] = [
-                *receivers,
-                *(outlet.destination for outlet in self._outlets()),
-                *self._senders(),
+                *self._quivers.receivers.values(),
+                *(outlet.destination for outlet in self._quivers.outlets),
+                *self._quivers.senders,
             ]
             await _all([*(one.stop(drain_s) for one in running), *others])
             self.left_events = await self.lag_events()
         except asyncio.CancelledError:
-            await _all(outlet.destination.stop(0.0) for outlet in self._outlets())
-            await _all(senders.stop(0.0) for senders in self._senders())
+            await _all(outlet.destination.stop(0.0) for outlet in self._quivers.outlets)
+            await _all(senders.stop(0.0) for senders in self._quivers.senders)
             raise
         finally:
             self._is_open = False
@@ -358,55 +310,48 @@ class Gateway:
 
     def running(self) -> list[QuiverPlan]:
         """Return what runs now, with the destinations of this moment."""
-        return [
-            replace(
-                buffer.plan,
-                destinations=tuple(_plans_of(buffer.outlets)),
-                to_nodes=None if buffer.senders is None else buffer.senders.node,
-            )
-            for buffer in self._buffers
-        ]
+        return [one.running for one in self._quivers]
 
     def running_handlers(self) -> list[DestinationPlan]:
         """Return the handlers of rejected events that run now."""
-        return _plans_of(self._handlers)
+        return plans_of(self._quivers.handlers)
 
     async def add_destination(self, quiver: str, one: DestinationPlan) -> None:
         """Begin to deliver to a destination, where it was if it is known, else from the oldest."""
         outlets = await asyncio.to_thread(self._outlets_of, quiver, one)
         for outlet in outlets:
             outlet.destination.start()
-        (self._handlers if quiver == HANDLERS else self._buffer(quiver).outlets).extend(outlets)
+        self._quivers.outlets_of(quiver).extend(outlets)
 
     async def remove_destination(self, quiver: str, name: str) -> None:
         """Stop delivering to a destination; what waits for it is kept."""
-        held = self._handlers if quiver == HANDLERS else self._buffer(quiver).outlets
+        held = self._quivers.outlets_of(quiver)
         leaving = [outlet for outlet in held if outlet.name == name]
         await _all(outlet.destination.stop(self.graph.settings.drain) for outlet in leaving)
         held[:] = [outlet for outlet in held if outlet.name != name]
 
     async def send_to_nodes(self, quiver: str, node: Node | None) -> None:
         """Send a quiver's segments to other data nodes, or to none; what waits is kept."""
-        buffer = self._buffer(quiver)
-        senders = buffer.senders
+        sent = self._quivers.find(quiver)
+        senders = sent.senders
         if senders is not None and node is not None and senders.can_become(node):
             await asyncio.to_thread(senders.become, node)
             return
         if senders is not None:
             await senders.stop(self.graph.settings.drain)
-            buffer.senders = None
+            sent.senders = None
         if node is not None:
-            buffer.senders = await asyncio.to_thread(self._senders_of, buffer, node)
-            buffer.senders.start()
+            sent.senders = await asyncio.to_thread(self._senders_of, sent, node)
+            sent.senders.start()
 
     def reload_receiver(self, quiver: str, node: Node) -> bool:
         """Give a receiver new settings; whether it could take them without a restart."""
-        buffer = self._buffer(quiver)
-        take = getattr(buffer.receivers.get(node.name), "reload", None)
+        filled = self._quivers.find(quiver)
+        take = getattr(filled.receivers.get(node.name), "reload", None)
         if take is None or not take(node.config):
             return False
-        receivers = [node if one.name == node.name else one for one in buffer.plan.receivers]
-        buffer.plan = replace(buffer.plan, receivers=tuple(receivers))
+        receivers = [node if one.name == node.name else one for one in filled.plan.receivers]
+        filled.plan = replace(filled.plan, receivers=tuple(receivers))
         return True
 
     # ----------------------------------------------------------------- operating
@@ -414,16 +359,12 @@ class Gateway:
     @property
     def addresses(self) -> dict[str, list[str]]:
         """Where each receiver listens."""
-        return {
-            name: receiver.addresses
-            for buffer in self._buffers
-            for name, receiver in buffer.receivers.items()
-        }
+        return {name: one.addresses for name, one in self._quivers.receivers.items()}
 
     @property
     def handoffs(self) -> Mapping[str, tuple[HandoffRunner, ...]]:
         """The senders to data nodes by exporter, one for each quiver of this process."""
-        return {one.node.name: one.runners for one in self._senders()}
+        return {one.node.name: one.runners for one in self._quivers.senders}
 
     @property
     def access(self) -> Access | None:
@@ -438,16 +379,12 @@ class Gateway:
             state=self.state,
             uptime_s=self._seam.clock.monotonic_s() - self._started_s,
             quivers=stored.quivers,
-            receivers={
-                name: receiver.statistics()
-                for buffer in self._buffers
-                for name, receiver in buffer.receivers.items()
-            },
+            receivers={name: one.statistics() for name, one in self._quivers.receivers.items()},
             destinations=tuple(self._figures(stored)),
             dead_letters=stored.dead_letters,
             refusing=stored.refusing,
             resident_bytes=resident_bytes(),
-            handoffs=await asyncio.to_thread(lambda: tuple(self._backlogs())),
+            handoffs=await asyncio.to_thread(self._backlogs),
             cpu_seconds=time.process_time(),
             flight=None if self._serving is None else self._serving.statistics(),
         )
@@ -456,53 +393,19 @@ class Gateway:
         """Count what waits; that takes locks and time, so not on the loop."""
         if not self._is_open:
             return StoredFigures({}, None, {})
-        return await asyncio.to_thread(self._stored)
+        return await asyncio.to_thread(self._quivers.stored)
 
-    def _stored(self) -> StoredFigures:
-        letters = self._letters()
-        return StoredFigures(
-            {one.plan.name: one.store.statistics() for one in self._buffers},
-            letters.statistics(),
-            self._refusing(),
-            letters.rejected.statistics() if self._handlers else None,
-        )
+    def _backlogs(self) -> tuple[HandoffFigures, ...]:
+        return tuple(self._quivers.backlogs(self._seam.clock.wall_ns()))
 
-    def _backlogs(self) -> Iterator[HandoffFigures]:
-        """Yield what waits for every data node, part by part."""
-        now_ns = self._seam.clock.wall_ns()
-        for buffer in self._buffers:
-            for runner in () if buffer.senders is None else buffer.senders.runners:
-                for one in backlog_statistics(runner.handoff, now_ns):
-                    yield HandoffFigures(runner.name, buffer.plan.name, runner.core_id, one)
-
-    def _figures(self, stored: StoredFigures) -> Iterator[DestinationFigures]:
-        """Yield what every destination is doing, from one count of each quiver for all of them."""
-        if not self._is_open:
-            return
-        for buffer in self._buffers:
-            name = buffer.plan.name
-            counted = {one.core_id: one for one in stored.quivers[name]}
-            for one in buffer.outlets:
-                figures = one.destination.statistics(counted.get(one.core_id))
-                yield DestinationFigures(one.name, name, one.core_id, figures)
-        for one in self._handlers:
-            figures = one.destination.statistics(stored.rejected)
-            yield DestinationFigures(one.name, HANDLERS, 0, figures)
-
-    def _refusing(self) -> dict[str, str]:
-        """Ask each quiver whether it would take an ordinary event, without appending one."""
-        found = {}
-        for buffer in self._buffers:
-            refusal = buffer.store.quiver.refusal(ORDINARY_BYTES)
-            if refusal is not None:
-                found[buffer.plan.name] = refusal.message
-        return found
+    def _figures(self, stored: StoredFigures) -> Iterable[DestinationFigures]:
+        return self._quivers.figures(stored) if self._is_open else ()
 
     async def not_ready(self) -> list[str]:
         """Return why senders should not be sent here right now; empty if they should."""
         if self.state != "running":
             return [f"the gateway is {self.state}"]
-        refusing = await asyncio.to_thread(self._refusing)
+        refusing = await asyncio.to_thread(self._quivers.refusing)
         return [f"{name} refuses: {why}" for name, why in refusing.items()]
 
     async def lag_events(self) -> dict[str, int]:
@@ -512,36 +415,25 @@ class Gateway:
         for one in self._figures(stored):
             found[one.name] += one.figures.lag_events
         for quiver, _, account in stored.of_data_nodes():
-            senders = self._buffer(quiver).senders
+            senders = self._quivers.find(quiver).senders
             if senders is not None:
                 node = account.name.removeprefix(SUBSCRIBER_PREFIX)
                 found[f"{senders.node.name}/{node}"] += account.pending.events
         return found
 
-    def _named(self, name: str) -> list[_Outlet]:
-        """Return the outlets of a destination: one for each quiver that may hold its events."""
-        found = [outlet for outlet in self._outlets() if outlet.name == name]
-        if not found:
-            known = ", ".join(sorted({outlet.name for outlet in self._outlets()}))
-            raise BadInput(
-                f"there is no destination {name!r}"[:200],
-                hint=f"destinations of this gateway: {known}",
-            )
-        return found
-
     def pause(self, name: str) -> None:
         """Deliver nothing to a destination until `resume`; events wait for it."""
-        for outlet in self._named(name):
+        for outlet in self._quivers.outlets_to(name):
             outlet.destination.pause()
 
     def resume(self, name: str) -> None:
         """Go on delivering."""
-        for outlet in self._named(name):
+        for outlet in self._quivers.outlets_to(name):
             outlet.destination.resume()
 
     async def skip(self, name: str, position: Position, reason: str) -> None:
         """Make a dead letter of the event that holds a destination up, and continue behind it."""
-        outlets = self._named(name)
+        outlets = self._quivers.outlets_to(name)
         found = [one for one in outlets if one.destination.holds(position)]
         if len(found) > 1:
             cores = ", ".join(str(one.core_id) for one in found)
@@ -559,25 +451,21 @@ class Gateway:
 
     def tap(self, name: str, after: int) -> dict[str, Any]:
         """Return samples of the events on their way to a destination."""
-        self._named(name)
+        self._quivers.outlets_to(name)
         return dict(self.taps.read(name, after))
 
     async def replay_dead_letters(self, request: dict[str, Any]) -> dict[str, Any]:
         """Send undelivered letters of one destination once more, beside its own loop."""
-        if self._dead_letters is None:
+        letters = self._quivers.dead_letters
+        if letters is None:
             raise BadInput("the gateway is not open yet", hint="try again in a moment")
 
         def sender_to(name: str) -> SendUnits | None:
-            found = (one.destination for one in self._outlets() if one.name == name)
+            found = (one.destination for one in self._quivers.outlets if one.name == name)
             destination = next(found, None)
             return None if destination is None else destination.redrive
 
-        return await serve_replay(self._dead_letters, request, sender_to)
-
-
-def _plans_of(outlets: Iterable[_Outlet]) -> list[DestinationPlan]:
-    """Return the destinations of outlets; several of one name deliver to the same."""
-    return list({outlet.name: outlet.plan for outlet in outlets}.values())
+        return await serve_replay(letters, request, sender_to)
 
 
 async def _to_its_end(work: Callable[[], None]) -> None:
