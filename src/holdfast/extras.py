@@ -12,6 +12,7 @@ MODULES = {
     "store": ("sqlalchemy", "blake3", "grpc", "obstore", "google", "psycopg", "pyfastcdc"),
     "kafka": ("confluent_kafka",),
     "otel": ("h2", "numpy", "opentelemetry"),
+    "query": ("duckdb",),
 }
 
 

@@ -40,6 +40,7 @@ admin: {listen: null}
 
 # What is asked for, and the extra that it needs; None: it works without any.
 CALLS: list[tuple[list[str], str | None]] = [
+    (["quiver", "sql", "kept", "select 1"], "query"),
     (["dataflow", "validate", "pipeline.yaml"], None),
     (["dataflow", "explain", "pipeline.yaml"], None),
     (["dataflow", "graph", "pipeline.yaml"], None),

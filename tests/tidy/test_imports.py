@@ -29,7 +29,7 @@ LEVELS = (
     # What a sender and a data node both know; they talk through `remote`'s gate and faults.
     {"replica"},
     # `deadletter` is the former name of `dead_letters`.
-    {"processors", "receive", "deliver", "handoff", "node", "dataflow", "deadletter"},
+    {"processors", "receive", "deliver", "handoff", "node", "dataflow", "deadletter", "query"},
     {"graph"},
     {"console", "prove", "bench"},
     {"demo"},
@@ -147,6 +147,11 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"statistics", "tools"},
         {"quiver"},
         {"cores"},
+        {"__init__"},
+    ),
+    "query": (
+        {"datasets"},
+        {"sql"},
         {"__init__"},
     ),
     "receive": (

@@ -20,7 +20,7 @@ from holdfast.quiver.cores import AdoptedQuiver, Core, check_count, core_ids, sh
 from holdfast.quiver.engine.engine import cannot_open, make_folders
 from holdfast.quiver.keep.trash import Trash
 from holdfast.seam import Seam
-from holdfast.signals.registry import extractors
+from holdfast.signals.registry import extractors, tables
 
 log = logging.getLogger("holdfast.graph")
 
@@ -42,7 +42,7 @@ class WorkerQuivers:
         """Open what this worker owns, and recover what a crash left."""
         check_count(workers, config)
         root = PurePath(directory)
-        part = share_of(replace(config, extractors=extractors()), workers)
+        part = share_of(replace(config, extractors=extractors(), tables=tables()), workers)
         try:
             make_folders(seam.disk, root, (names.TRASH_DIR,))
             found = core_ids(seam.disk, root)

@@ -59,6 +59,7 @@ from holdfast.quiver.read.cursor import Cursor, OnDataLoss
 from holdfast.quiver.read.lease import Lease, LeaseOptions
 from holdfast.quiver.read.parts import PartReader, resolve_segment
 from holdfast.quiver.read.scan import OnDamage, Span, TimeRange, scan
+from holdfast.quiver.read.tables import StoredParts, known_table, scan_table
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Bundle, Segment
 from holdfast.quiver.statistics import Statistics, gather
@@ -248,6 +249,7 @@ class Quiver:
         columns: Sequence[str] | None = None,
         *,
         slot: str | None = None,
+        table: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         start: Position | None = None,
@@ -257,6 +259,9 @@ class Quiver:
         zero_copy: bool = False,
     ) -> pa.RecordBatchReader:
         """Return everything stored in a slot, up to the last sync, as a stream of Arrow batches.
+
+        With `table` a row for each item in stored bundles, such as spans, as `QuiverConfig.tables`
+        has them; then `since` and `until` are about the items.
 
         `since` (inclusive) and `until` (exclusive), both with a time zone, bound the event time;
         `start` (inclusive) and `end` (exclusive) the position.
@@ -274,6 +279,10 @@ class Quiver:
             raise BadInput(f"on_damage is {on_damage!r}", hint="use 'fail' or 'skip'")
         if columns is not None and (isinstance(columns, str) or not columns):
             raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
+        if table is not None and slot is not None:
+            raise BadInput("both a slot and a table", hint="name one; a table has its own slots")
+        if table is not None and partial:
+            raise BadInput("a table is made from whole bundles", hint="leave `partial` out")
         segments, tail = self._engine.readable.snapshot()
         found = [segment.mapped() for segment in segments] if zero_copy else segments
         tables = TableMaker(self._config)
@@ -282,8 +291,11 @@ class Quiver:
         how: OnDamage = "flag" if partial else on_damage
         if how != "fail":
             tail = [in_memory(held) for held in tail]
-        made = [table for held in tail for table in tables.tables(held)]
+        made = [one for held in tail for one in tables.tables(held)]
         times, span = TimeRange.of(since, until), Span(start, end)
+        if table is not None:
+            parts = StoredParts(found, made, how, span, self._was_removed)
+            return scan_table(known_table(self._config.tables, table), parts, columns, times)
         return scan(found, made, slot, columns, times, how, span, was_removed=self._was_removed)
 
     def _was_removed(self, segment: Segment) -> bool:

@@ -84,7 +84,7 @@ def _with_rows(segment: Segment, slot: str, times: TimeRange) -> Iterator[Stored
         for file in summary.files
         if file.slot == slot or file.kind == OPAQUE
         for batch in file.batches
-        if times.may_overlap(batch.min_event_us, batch.max_event_us)
+        if times.may_hold(batch)
     ]
     if batches:
         yield StoredSegment(

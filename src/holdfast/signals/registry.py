@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
-from holdfast.quiver import Extractor
+from holdfast.quiver import Extractor, ItemTable
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
@@ -77,6 +77,11 @@ def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
         if signal.recognise(kind, slots):
             return signal
     return _RAW if kind is FrameKind.RAW else ROWS
+
+
+def tables() -> dict[str, ItemTable]:
+    """Return the tables of items that stored bundles can be read as, by name."""
+    return {name: one for signal in _signals for name, one in signal.tables.items()}
 
 
 def readers() -> dict[str, DocumentReader]:

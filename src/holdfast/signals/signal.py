@@ -5,6 +5,7 @@
     order_keys  by name: what keeps units in order among themselves, for `delivery: {order: key}`.
                 The first one is used where the configuration names none.
     extractors  by slot: what reads event time and keys out of stored rows.
+    tables      by name: its items as rows, made when somebody reads them.
     read        what makes a JSON document of a payload, if that is not JSON itself.
     count       what counts the items of a payload, if it stands for several.
     promises_order   whether its units mean something else if they arrive in another order.
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from holdfast.quiver import Bundle, Extractor
+from holdfast.quiver import Bundle, Extractor, ItemTable
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.segments.segment import UNKNOWN_SLOT
 from holdfast.signals.event import DocumentReader, ItemCounter, Unit, arrow_data_of, events_of
@@ -56,6 +57,7 @@ class Signal:
     recognise: Recognise
     order_keys: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
+    tables: Mapping[str, ItemTable] = field(default_factory=dict)
     # None: one unit for each raw event, or one for all slots of an Arrow bundle.
     split: Split | None = None
     read: DocumentReader | None = None

@@ -21,6 +21,8 @@ class Reading(NamedTuple):
 
     times_ns: list[int]
     services: list[str]
+    # Of items and examples, in hexadecimal digits.
+    trace_ids: list[str]
 
 
 def readings_of(requests: Iterable[tuple[str, bytes]]) -> list[Reading | None]:
@@ -73,7 +75,7 @@ def main() -> None:
         except (DecodeError, ValueError, RecursionError):
             answer = None
         else:
-            answer = [_times(kind, request), _services(kind, request)]
+            answer = [_times(kind, request), _services(kind, request), _trace_ids(kind, request)]
         sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
@@ -97,29 +99,45 @@ def _read_tag(buffer: memoryview, pos: int) -> tuple[bytes, int]:
     raise DecodeError("not a tag")
 
 
-def _times(kind: str, request: Any) -> list[int]:
+def _items(kind: str, request: Any) -> list[Any]:
     if kind == "traces":
         return [
-            span.end_time_unix_nano
+            span
             for resource in request.resource_spans
             for scope in resource.scope_spans
             for span in scope.spans
         ]
     if kind == "logs":
         return [
-            log.time_unix_nano or log.observed_time_unix_nano
+            log
             for resource in request.resource_logs
             for scope in resource.scope_logs
             for log in scope.log_records
         ]
     return [
-        point.time_unix_nano
+        point
         for resource in request.resource_metrics
         for scope in resource.scope_metrics
         for metric in scope.metrics
         if metric.WhichOneof("data") is not None
         for point in getattr(metric, metric.WhichOneof("data")).data_points
     ]
+
+
+def _times(kind: str, request: Any) -> list[int]:
+    items = _items(kind, request)
+    if kind == "traces":
+        return [span.end_time_unix_nano for span in items]
+    if kind == "logs":
+        return [log.time_unix_nano or log.observed_time_unix_nano for log in items]
+    return [point.time_unix_nano for point in items]
+
+
+def _trace_ids(kind: str, request: Any) -> list[str]:
+    items = _items(kind, request)
+    if kind == "metrics":
+        items = [example for point in items for example in getattr(point, "exemplars", ())]
+    return [item.trace_id.hex() for item in items]
 
 
 def _services(kind: str, request: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from tests.signals.otlp.plain_reader import Reading, readings_of
@@ -11,6 +12,7 @@ from tests.signals.otlp.telemetry import mutated, request
 from holdfast.signals.otlp import codec
 from holdfast.signals.otlp.codec import RequestContents
 from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp
 
 DEFAULT_MUTANTS = 20_000
@@ -26,6 +28,7 @@ def contents_of(reading: Reading) -> RequestContents:
         services=tuple(dict.fromkeys(reading.services)),
         times_ns=tuple(sorted({time for time in times if time})),
         untimed=times.count(0),
+        trace_ids=frozenset(bytes.fromhex(one) for one in reading.trace_ids if len(one) == 32),
     )
 
 
@@ -81,7 +84,7 @@ def test_joined_and_split_requests_hold_the_same_items(kind: OtlpKind) -> None:
 
 def test_a_request_without_items_is_one() -> None:
     assert codec.check(OtlpKind.LOGS, b"") == 0
-    assert codec.contents(OtlpKind.LOGS, b"") == RequestContents(0, (), (), 0)
+    assert codec.contents(OtlpKind.LOGS, b"") == RequestContents(0, (), (), 0, frozenset())
     assert codec.split(b"", 10) == [b""]
 
 
@@ -102,3 +105,18 @@ def test_nothing_is_answered_but_what_was_not_taken() -> None:
     assert codec.response(OtlpKind.METRICS) == b""
     answer = codec.response(OtlpKind.METRICS, 3, "too old")
     assert answer == bytes([0x0A, 11, 0x08, 3, 0x12, 7]) + b"too old"
+
+
+def test_the_traces_of_log_records_and_of_examples_are_known() -> None:
+    trace, other = bytes(range(16)), bytes(range(1, 17))
+    logs: Any = REQUESTS[OtlpKind.LOGS]()
+    records = logs.resource_logs.add().scope_logs.add().log_records
+    for id_ in (trace, other, trace, b"", b"short"):
+        records.add(trace_id=id_)
+    assert codec.contents(OtlpKind.LOGS, logs.SerializeToString()).trace_ids == {trace, other}
+    metrics: Any = REQUESTS[OtlpKind.METRICS]()
+    held = metrics.resource_metrics.add().scope_metrics.add().metrics
+    held.add().summary.data_points.add()
+    held.add().gauge.data_points.add().exemplars.add(trace_id=trace)
+    held.add().histogram.data_points.add().exemplars.add(trace_id=other)
+    assert codec.contents(OtlpKind.METRICS, metrics.SerializeToString()).trace_ids == {trace, other}

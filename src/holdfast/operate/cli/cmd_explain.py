@@ -7,6 +7,7 @@ deleted long ago, so a number can be asked for when the event itself cannot be f
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 from itertools import islice
 
@@ -31,7 +32,12 @@ from holdfast.signals.registry import readers
 @click.command()
 @click.argument("what", metavar="RUN_ID|TRACE_ID|TEXT|SEQ")
 @click.argument("target", metavar="[TARGET]", type=TARGET, default=".")
-@click.option("--text", "is_text", is_flag=True, help="Search for digits, too.")
+@click.option(
+    "--text",
+    "is_text",
+    is_flag=True,
+    help="Search all text, also for digits, and for an id that is not an item's own.",
+)
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -54,7 +60,7 @@ def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool)
         else:
             print_json({"quivers": [{"quiver": one.name, **one.fields()} for one in found]})
     else:
-        _print(what, found, limit)
+        _print(what, found, limit, is_text)
     return 0 if any(one.explanations for one in found) else 1
 
 
@@ -93,7 +99,7 @@ def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) 
     if what.isdecimal() and not is_text:
         seqs = [int(what)]
     else:
-        matches = list(islice(search(inventory, what, readers()), limit + 1))
+        matches = list(islice(search(inventory, what, readers(), anywhere=is_text), limit + 1))
         seqs = sorted({match.seq for match in matches[:limit]})
     explanations = [explain(seam.disk, inventory, seq) for seq in seqs]
     return _QuiverMatches(
@@ -101,10 +107,12 @@ def _look(seam: Seam, place: NamedQuiver, what: str, is_text: bool, limit: int) 
     )
 
 
-def _print(what: str, found: list[_QuiverMatches], limit: int) -> None:
+def _print(what: str, found: list[_QuiverMatches], limit: int, is_text: bool) -> None:
     if not any(one.explanations for one in found):
         deleted = sum(one.inventory.ledger.state.deleted.bundles for one in found)
         click.echo(f"nothing that is still there contains {what!r}")
+        if not is_text and re.fullmatch("[0-9a-fA-F]{32}", what):
+            click.echo("no item has this id; --text looks for it everywhere else, too")
         if deleted:
             click.echo(
                 f"{counted(deleted, 'bundle')} deleted by now:"

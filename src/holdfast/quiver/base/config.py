@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -72,11 +72,47 @@ class Extractor(Protocol):
 
         Where a row of a raw slot stands for several items, the key `item_times` is the list of
         their times, null for an item that has none.
+        The key `search_ids`, a list of ids of 16 bytes, is not stored: it makes a filter, by which
+        a search for an id passes over what does not have it. Null: they are not known.
 
         Raw slots come as one binary column `payload`. The rows are those of many bundles; an
         extractor that raises is asked again for fewer, and in the end costs one bundle its event
         times and keys, never an event.
         """
+
+
+class ItemTable(Protocol):
+    """A table of the items in stored bundles, made when somebody reads it.
+
+    What is stored is what came: requests as bytes, or record batches that belong together. What
+    people ask questions of is a row for each span. A signal says how the one becomes the other, so
+    that a quiver knows no signal.
+    """
+
+    @property
+    def raw_slot(self) -> str:
+        """The slot whose payloads hold items."""
+
+    @property
+    def arrow_slots(self) -> Sequence[str]:
+        """The slots of Arrow bundles that hold such items, too; the one with a row for each first.
+
+        Their rows refer to each other within one bundle, so they are read together.
+        """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Its columns."""
+
+    def of_payloads(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
+        """Return the items of some payloads, in order: what `schema` says, and two columns more.
+
+        `_place` (int32) is which of the payloads an item is from, `_time` (timestamp in µs, UTC, or
+        null) its event time. What is no payload of the slot has no items.
+        """
+
+    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
+        """Return the items of one Arrow bundle, likewise; `_place` is 0."""
 
 
 @dataclass(frozen=True)
@@ -280,6 +316,8 @@ class QuiverConfig:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     # By slot: what reads event time and keys out of the rows when a segment is sealed.
     extractors: Mapping[str, Extractor] = field(default_factory=dict)
+    # By name: what `scan(table=…)` shows beside the slots.
+    tables: Mapping[str, ItemTable] = field(default_factory=dict)
     # Event times further ahead of ingestion than this are flagged, and clamped in summaries.
     max_skew_s: float = 300.0
     # Listen on a Unix socket in the data directory, mode 0600, so that `holdfast quiver …` can ask

@@ -31,6 +31,10 @@ TIME_TYPE = pa.timestamp("us", tz="UTC")
 
 # The key that has the times of a row's items.
 ITEM_TIMES = "item_times"
+# The key that has the ids by which people search for a row: they are not stored, but what becomes a
+# filter (segments/ids.py).
+SEARCH_IDS = "search_ids"
+SEARCH_IDS_TYPE = pa.list_(pa.binary(16))
 
 
 class TimeFlag(IntEnum):

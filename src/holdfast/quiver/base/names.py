@@ -9,6 +9,7 @@ ROOT/
       manifest                       summary, twice, with checksums
       bundles.arrow                  one row per bundle
       000-<slot>.arrow               rows of one slot and one schema
+      000-<slot>.ids                 a filter on the ids in them, if they have any
     tmp-0000000000000004-3/          a segment being built (attempt 3)
   ledger/0000000000000002.log what became of every bundle
   trash/                      segments being removed
@@ -126,6 +127,11 @@ def parse_core_dir(name: str) -> int | None:
 def data_file(index: int, slot: str) -> str:
     """Return the name of the file for one slot and one schema."""
     return f"{index:03d}-{slot}.arrow"
+
+
+def ids_file(data_file_name: str) -> str:
+    """Return the name of the filter on the ids in a data file."""
+    return data_file_name.removesuffix(".arrow") + ".ids"
 
 
 def parse_data_file(name: str) -> tuple[int, str] | None:

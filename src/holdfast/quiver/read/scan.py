@@ -29,7 +29,7 @@ from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.damaged_slots import DAMAGED_SLOTS, SegmentDamage, SlotsOf, flagged
 from holdfast.quiver.segments.data_file import DataFile
-from holdfast.quiver.segments.manifest import ARROW, OPAQUE
+from holdfast.quiver.segments.manifest import ARROW, OPAQUE, BatchSummary
 from holdfast.quiver.segments.rows import RAW_FIELDS, GroupTable
 from holdfast.quiver.segments.segment import Segment
 
@@ -68,6 +68,10 @@ class TimeRange:
         before = self.until_us is not None and min_us >= self.until_us
         after = self.since_us is not None and max_us < self.since_us
         return not before and not after
+
+    def may_hold(self, batch: BatchSummary) -> bool:
+        """Whether rows of a block may be in the range."""
+        return self.may_overlap(batch.min_event_us, batch.max_event_us)
 
     def mask(self, times: pa.Array) -> pa.Array | None:
         """Return which of the times are within the range; None means all."""
@@ -288,9 +292,7 @@ def _segment_parts(
         kept = [
             place
             for place, (batch, first) in enumerate(zip(summary.batches, _firsts(file), strict=True))
-            if first < wanted[1]
-            and wanted[0] < first + batch.rows
-            and times.may_overlap(batch.min_event_us, batch.max_event_us)
+            if first < wanted[1] and wanted[0] < first + batch.rows and times.may_hold(batch)
         ]
         try:
             # Rows whose schema is their own: each carries an Arrow stream in a cell. They have to

@@ -29,10 +29,11 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.arrow import numbers, slices_take_all, texts
 from holdfast.quiver.base.bundle import RESERVED_METADATA
 from holdfast.quiver.base.config import QuiverConfig
+from holdfast.quiver.base.envelope import ITEM_TIMES
 from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments import ids, manifest
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
 from holdfast.quiver.segments.data_file import MAGIC, pack_schema, split_head
 from holdfast.quiver.segments.manifest import (
@@ -143,6 +144,7 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
                 writer.write_batch(batch)
                 offset, checksum = sink.end_batch()
                 times = pc.min_max(made.event_us.slice(start, batch.num_rows)).as_py()
+                items_us = _item_bounds(made, start, batch.num_rows)
                 batches.append(
                     BatchSummary(
                         offset,
@@ -151,6 +153,7 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
                         checksum,
                         times["min"],
                         times["max"],
+                        *items_us,
                     )
                 )
                 start += batch.num_rows
@@ -171,6 +174,22 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         schema=pack_schema(sink.schema or memoryview(schema.serialize())),
         dictionary_checksum=sink.dictionary_checksum,
     )
+
+
+def _item_bounds(made: GroupTable, start: int, rows: int) -> tuple[int | None, int | None]:
+    """Return the earliest and the latest time of the items of some rows, as they were given.
+
+    One without a time counts with that of its ingestion, as a row does.
+    """
+    if made.items is None:
+        return None, None
+    lists = made.table.column(ITEM_TIMES).slice(start, rows)
+    given = pc.list_flatten(lists)
+    found = [pc.min_max(given)]
+    if given.null_count:
+        found.append(pc.min_max(made.table.column("_ingestion_time").slice(start, rows)))
+    bounds = [one[name].value for one in found for name in ("min", "max") if one[name].is_valid]
+    return min(bounds, default=None), max(bounds, default=None)
 
 
 def _describing_schema(made: GroupTable) -> pa.Schema:
@@ -289,24 +308,34 @@ class SegmentBuilder:
     def _write_files(
         self, building: PurePath, bundles: Sequence[HeldBundle], segment_seq: int
     ) -> Summary:
-        """Write data files, bundle table and manifest, in this order.
+        """Write data files with their filters, bundle table and manifest, in this order.
 
         The manifest vouches for the rest.
         """
         places: RowPlaces = []
         files: list[FileSummary] = []
         clamped: list[pa.Array] = []
+        ids_bytes = 0
         for made in self.table_maker.tables(bundles):
             path = building / names.data_file(len(files), made.group.slot or OPAQUE)
             _note_places(places, made.group, len(files))
             compression = self._config.segment.compression
             written = write_data_file(self._disk, path, made, compression)
-            files.append(replace(written, signal=self._signal_of(made.group)))
+            written = replace(written, signal=self._signal_of(made.group))
+            if made.ids is not None:
+                found = ids.build(made.ids)
+                ids_bytes += found.size
+                written = replace(written, ids_checksum=xxh3_64_hexdigest(found))
+                if found.size:
+                    beside = path.with_name(names.ids_file(path.name))
+                    write_file(self._disk, beside, [found], "seal.data")
+            files.append(written)
             clamped.append(made.clamped_us if made.items is None else made.items.times_us)
         table = _bundle_table(bundles, places)
         write_file(self._disk, building / names.BUNDLES, [table], "seal.bundles")
         times = pc.min_max(pa.chunked_array(clamped, pa.int64())).as_py()
         summary = self._summarize(bundles, segment_seq, files, table, times)
+        summary = replace(summary, size_bytes=summary.size_bytes + ids_bytes)
         encoded = manifest.encode(summary)
         write_file(self._disk, building / names.MANIFEST, [encoded], "seal.manifest")
         return summary

@@ -49,6 +49,10 @@ class BatchSummary:
     # As the rows have them, not clamped: for pruning.
     min_event_us: int
     max_event_us: int
+    # The same of their items, where a row stands for several; then also of those behind the
+    # earliest, which is the event time of the row. Not written if there are none.
+    min_item_us: int | None = None
+    max_item_us: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,9 @@ class FileSummary:
     dictionary_checksum: str = ""
     # What the slot's content means, if its extractor says so. Not written if that is empty.
     signal: str = ""
+    # Of the Bloom filter on the ids in its rows: the file of the same name with the ending `ids`.
+    # Not written if there is none.
+    ids_checksum: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,9 +147,18 @@ def encode(summary: Summary) -> bytes:
 
 def _written(record: Any) -> dict[str, Any]:
     values: dict[str, Any] = vars(record)
-    if values.get("signal") == "":
-        return {name: value for name, value in values.items() if name != "signal"}
+    absent = _LEFT_OUT.get(type(record), {})
+    if any(values[name] == nothing for name, nothing in absent.items()):
+        return {k: value for k, value in values.items() if k not in absent or value != absent[k]}
     return values
+
+
+# What came to the format later, and is not written where it says nothing: a segment without it is
+# the same, byte for byte, as one by a program that did not know it.
+_LEFT_OUT: dict[type[Any], dict[str, object]] = {
+    BatchSummary: {"min_item_us": None, "max_item_us": None},
+    FileSummary: {"signal": "", "ids_checksum": ""},
+}
 
 
 def in_copies(line: bytes) -> bytes:

@@ -32,6 +32,8 @@ from holdfast.quiver.base.bundle import (
 from holdfast.quiver.base.config import Extractor, QuiverConfig
 from holdfast.quiver.base.envelope import (
     ITEM_TIMES,
+    SEARCH_IDS,
+    SEARCH_IDS_TYPE,
     TIME_TYPE,
     ItemTimes,
     extract,
@@ -243,6 +245,8 @@ class GroupTable(NamedTuple):
     clamped_us: pa.Array
     # Where rows stand for several items, the times of those.
     items: ItemTimes | None = None
+    # The ids by which its rows are searched for; None if they are not all known.
+    ids: pa.Array | None = None
 
 
 class TableMaker:
@@ -278,7 +282,7 @@ class TableMaker:
         }
         if extracted is not None:
             # The bundle's own column wins over a key of the same name.
-            taken = RESERVED_COLUMNS | set(rows.schema.names) | {"event_time"}
+            taken = RESERVED_COLUMNS | set(rows.schema.names) | {"event_time", SEARCH_IDS}
             keys = [name for name in extracted.schema.names if name not in taken]
             envelope |= {name: extracted.column(name) for name in keys}
         if group.kind == OPAQUE:
@@ -292,7 +296,8 @@ class TableMaker:
             skew_us = int(self._config.max_skew_s * 1e6)
             arrived_us = ingestion.cast(pa.int64())
             items = read_item_times(envelope[ITEM_TIMES], clamped_us, arrived_us, skew_us)
-        return GroupTable(group, table, rows.num_columns, event_us, clamped_us, items)
+        ids = None if extracted is None else _search_ids(extracted)
+        return GroupTable(group, table, rows.num_columns, event_us, clamped_us, items, ids)
 
     def _extract(self, group: Group, rows: pa.Table) -> pa.RecordBatch | None:
         extractor = self._config.extractors.get(group.slot)
@@ -324,6 +329,19 @@ class TableMaker:
             self._extract_shares(extractor, shares[:middle], rows.slice(0, cut)),
             self._extract_shares(extractor, shares[middle:], rows.slice(cut)),
         )
+
+
+def _search_ids(extracted: pa.RecordBatch) -> pa.Array | None:
+    """Return all ids that an extractor found; None if those of some row are not known.
+
+    It may have failed for some bundles. A filter without their ids would hide them.
+    """
+    place = extracted.schema.get_field_index(SEARCH_IDS)
+    if place < 0 or extracted.schema.types[place] != SEARCH_IDS_TYPE:
+        return None
+    lists = extracted.column(place)
+    ids = pc.list_flatten(lists)
+    return None if lists.null_count or ids.null_count else ids
 
 
 def _joined(one: pa.RecordBatch, two: pa.RecordBatch) -> pa.RecordBatch:

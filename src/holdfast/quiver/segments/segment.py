@@ -27,6 +27,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.base.bundle import decode_arrow, one_batch, read_slot
 from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
 from holdfast.quiver.base.held_bundle import HeldBundle
+from holdfast.quiver.segments import ids
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, rebuild
 from holdfast.quiver.segments.data_file import (
     DAMAGE_ERRORS,
@@ -42,6 +43,8 @@ from holdfast.seam.disk import Disk
 _BLOCK_BYTES = 4096
 # For slots whose names are lost with their rows: the log, and opaque files, keep both together.
 UNKNOWN_SLOT = "(unknown)"
+# Of the filter of a file whose items have no ids: it is empty, and not written.
+_NO_IDS = xxh3_64_hexdigest(b"")
 
 log = logging.getLogger("holdfast.quiver")
 
@@ -245,6 +248,22 @@ class Segment:
         if xxh3_64_hexdigest(data) != self.summary.bundle_table_checksum:
             raise _damaged_table(path)
         return pa.ipc.open_file(pa.py_buffer(data)).get_batch(0)
+
+    def may_hold_id(self, place: int, id_: bytes) -> bool:
+        """Whether a data file may have items with an id; reads nothing but its filter."""
+        bits = self.ids_filter(place)
+        return bits is None or ids.may_hold(bits, id_)
+
+    def ids_filter(self, place: int) -> bytes | None:
+        """Return the filter on the ids in a data file; None if there is none, or no sound one."""
+        file = self.summary.files[place]
+        if file.ids_checksum in ("", _NO_IDS):
+            return b"" if file.ids_checksum else None
+        try:
+            bits = bytes(self._disk.read(self.path / names.ids_file(file.name)))
+        except OSError:
+            return None
+        return bits if xxh3_64_hexdigest(bits) == file.ids_checksum else None
 
     def index(self) -> SegmentIndex:
         """Return the bundle table as lists; not cached, a segment may have very many bundles."""

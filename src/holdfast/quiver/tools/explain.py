@@ -6,7 +6,8 @@ covers a bundle decides; later ones may cover it again without saying anything o
 is dropped is dropped as a whole, whoever had read parts of it), until a replay takes the outcome
 back. What was decided before the oldest line that is kept is known to be resolved, and no more.
 
-`search` finds bundles by what is in them: a scan of everything that is still there.
+`search` finds bundles by what is in them: a scan of everything that is still there, but for what a
+filter rules out (segments/ids.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame
 from holdfast.quiver.ledger.subscriber import Subscriber
 from holdfast.quiver.log.quarantine import Damage
 from holdfast.quiver.log.wal import HEADER_BYTES, walk
+from holdfast.quiver.segments import ids
 from holdfast.quiver.segments.segment import Bundle, Segment, held_bundle
 from holdfast.quiver.tools.history import Line, ledger_files, lines_of
 from holdfast.quiver.tools.inspect import Inventory
@@ -292,19 +294,27 @@ class _Sought(NamedTuple):
     # for, too.
     patterns: tuple[bytes, ...]
     readers: PayloadReaders
+    # The id that items must have as their own; None if the text may stand anywhere.
+    id: bytes | None = None
 
 
 def search(
-    inventory: Inventory, text: str, readers: PayloadReaders | None = None
+    inventory: Inventory,
+    text: str,
+    readers: PayloadReaders | None = None,
+    *,
+    anywhere: bool = True,
 ) -> Iterator[Match]:
     """Yield the events that contain a text, oldest first; damaged slots are passed over.
 
-    `readers` show, by slot, what is not text.
+    `readers` show, by slot, what is not text. If it need not be found `anywhere`, what has a filter
+    on the ids of its items is read only if one of them may have this id.
     """
     patterns = [text.encode()]
     if _ID.fullmatch(text):
         patterns.append(bytes.fromhex(text))
-    sought = _Sought(text, tuple(patterns), readers or {})
+    is_id = len(patterns[-1]) == ids.ID_BYTES and len(patterns) > 1 and not anywhere
+    sought = _Sought(text, tuple(patterns), readers or {}, patterns[-1] if is_id else None)
     for segment in inventory.segments:
         yield from _search_segment(segment, sought)
     for held in inventory.unsealed:
@@ -326,6 +336,8 @@ def _search_segment(segment: Segment, sought: _Sought) -> Iterator[Match]:
 
 
 def _file_may_hold(segment: Segment, place: int, sought: _Sought) -> bool:
+    if sought.id is not None and not segment.may_hold_id(place, sought.id):
+        return False
     # Rows of an opaque file are packed streams: a text in them cannot be seen from outside.
     file = segment.files[place]
     if file.summary.kind == "opaque":

@@ -277,6 +277,9 @@ class _FsckChecks:
                 seqs,
             )
         sizes.pop(names.MANIFEST, None)
+        for file in summary.files:
+            if file.ids_checksum:
+                sizes.pop(names.ids_file(file.name), None)  # it may be missing: data nodes get none
         for name in sizes:
             yield QuiverFinding(
                 Severity.NOTE, f"{where}/{name}", "no file of this segment", "it is never read"

@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import NamedTuple
 
-from holdfast.errors import CannotOpen, Overloaded
+from holdfast.errors import CannotOpen, Damaged, Overloaded
 from holdfast.quiver.base import names
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
@@ -128,6 +128,17 @@ class Inventory:
         for segment in self.segments:
             catalog.add(segment)
         return catalog
+
+
+def removed_meanwhile(disk: Disk, damage: Damaged) -> Damaged | Overloaded:
+    """Tell a segment that the owner removed while it was read from one that is damaged."""
+    if damage.path is None or disk.exists(PurePath(damage.path).parent):
+        return damage
+    return Overloaded(
+        "a segment was removed while it was read: every subscriber has its events",
+        hint="try again",
+        path=damage.path,
+    )
 
 
 def require_quiver(disk: Disk, root: PurePath) -> None:

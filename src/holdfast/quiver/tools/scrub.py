@@ -32,6 +32,7 @@ from holdfast.seam.disk import Disk, entries_of, read_pages
 
 _RESTORE = "readers get it recorded as damaged; restore it from a backup before they come to it"
 _FRAME = "nothing is lost here: readers of the quiver need neither; other Arrow programs do"
+_IDS = "nothing is lost here: a search for an id reads the rows instead"
 _ONE_COPY = "the other copy is read; nothing is lost, but look after the disk"
 
 
@@ -204,6 +205,17 @@ class _Scrub:
         except Damaged as damage:
             what = damage.message.removeprefix("a segment file ")
             yield QuiverFinding(Severity.WARNING, where, what, _FRAME)
+        yield from self._ids(segment, number)
+
+    def _ids(self, segment: Segment, number: int) -> Iterator[QuiverFinding]:
+        path = segment.path / names.ids_file(segment.summary.files[number].name)
+        # Data nodes get no filters: one that is missing is as it should be.
+        if not self._disk.exists(path):
+            return
+        self._done()
+        if segment.ids_filter(number) is None:
+            where = f"{names.SEGMENTS_DIR}/{segment.path.name}/{path.name}"
+            yield QuiverFinding(Severity.WARNING, where, "it does not match its checksum", _IDS)
 
 
 def _unreadable_ledger(where: str, reason: str) -> QuiverFinding:

@@ -18,6 +18,8 @@ from holdfast.signals.otlp.messages import COUNTED_REQUESTS, REQUESTS, RESPONSES
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
 
 SERVICE_NAME = "service.name"
+# What is shorter or longer is no id of a trace; an item without one has no bytes there.
+TRACE_ID_BYTES = 16
 # How many services of a request are named.
 SERVICES_MAX = 64
 # What protobuf says where memory is bounded and a message would need more.
@@ -37,6 +39,8 @@ class RequestContents(NamedTuple):
     times_ns: tuple[int, ...]
     # How many items have no time.
     untimed: int
+    # The traces that its items are of, or have examples from, each once.
+    trace_ids: frozenset[bytes]
 
 
 def check(kind: OtlpKind, body: bytes) -> int:
@@ -64,13 +68,17 @@ def contents(kind: OtlpKind, body: bytes) -> RequestContents:
     except DecodeError as error:
         raise NotOtlp("this is not a valid protobuf message of the kind") from error
     times: list[int] = []
+    traces: set[bytes] = set()
     for items in item_lists(kind, request):
         if kind is OtlpKind.TRACES:
             times += [span.end_time_unix_nano for span in items]
+            traces.update([span.trace_id for span in items])
         elif kind is OtlpKind.METRICS:
             times += [point.time_unix_nano for point in items]
+            traces.update(_traces_of_examples(items))
         else:
             times += [log.time_unix_nano or log.observed_time_unix_nano for log in items]
+            traces.update([log.trace_id for log in items])
     known = set(times)
     untimed = times.count(0) if 0 in known else 0
     services = dict.fromkeys(_services(kind, request))
@@ -79,7 +87,15 @@ def contents(kind: OtlpKind, body: bytes) -> RequestContents:
         services=tuple(services)[:SERVICES_MAX],
         times_ns=tuple(sorted(known - {0})),
         untimed=untimed,
+        trace_ids=frozenset(one for one in traces if len(one) == TRACE_ID_BYTES),
     )
+
+
+def _traces_of_examples(points: Any) -> list[bytes]:
+    # Points of a summary have no examples, and those of one list are of one kind.
+    if not points or not hasattr(points[0], "exemplars"):
+        return []
+    return [example.trace_id for point in points for example in point.exemplars]
 
 
 def _resources(kind: OtlpKind, request: Any) -> Any:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from holdfast.extras import need
 from holdfast.quiver.base.arrow import numbers, texts
-from holdfast.quiver.base.envelope import ITEM_TIMES
+from holdfast.quiver.base.envelope import ITEM_TIMES, SEARCH_IDS, SEARCH_IDS_TYPE
 from holdfast.signals.otlp.kinds import OtlpKind
 
 _TIME = pa.timestamp("us", tz="UTC")
@@ -35,6 +35,8 @@ class _RequestRow(NamedTuple):
     times_us: Sequence[int | None]
     items: int
     services: str
+    # One behind the other.
+    trace_ids: bytes
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class OtlpExtractor:
     """Reads `event_time` (the earliest of its items), `latest_time`, `items` and `services`.
 
     And `item_times`, by which claims go: equal times once, and one null for all that have none.
+    And `search_ids`, the ids of its traces, for the filter.
     """
 
     kind: OtlpKind
@@ -62,6 +65,7 @@ class OtlpExtractor:
                 "items": numbers([row.items for row in found], pa.int64()),
                 "services": texts([row.services for row in found]),
                 ITEM_TIMES: _lists([row.times_us for row in found]),
+                SEARCH_IDS: _id_lists([row.trace_ids for row in found]),
             }
         )
 
@@ -74,7 +78,7 @@ def _read(kind: OtlpKind, payload: bytes) -> _RequestRow:
         found = codec.contents(kind, payload)
     except NotOtlp:
         # Not by our receiver. It costs its own row what would have been found.
-        return _RequestRow(None, None, (), 0, "")
+        return _RequestRow(None, None, (), 0, "", b"")
     times_us: list[int | None] = [time // _NS_PER_US for time in found.times_ns]
     if found.times_ns and found.times_ns[-1] // _NS_PER_US > _FURTHEST_US:
         times_us = [min(time // _NS_PER_US, _FURTHEST_US) for time in found.times_ns]
@@ -85,12 +89,21 @@ def _read(kind: OtlpKind, payload: bytes) -> _RequestRow:
         [*times_us, None] if found.untimed else times_us,
         found.items,
         ", ".join(found.services),
+        b"".join(found.trace_ids),
     )
 
 
 def _lists(values: Sequence[Sequence[int | None]]) -> pa.Array:
     ends = numbers([0, *accumulate(map(len, values))], pa.int32())
     return pa.ListArray.from_arrays(ends, numbers([*chain.from_iterable(values)], _TIME))
+
+
+def _id_lists(values: Sequence[bytes]) -> pa.Array:
+    kind = SEARCH_IDS_TYPE.value_type
+    ends = [0, *accumulate(len(value) // kind.byte_width for value in values)]
+    ids = [None, pa.py_buffer(b"".join(values))]
+    flat = pa.Array.from_buffers(kind, ends[-1], ids)
+    return pa.ListArray.from_arrays(numbers(ends, pa.int32()), flat)
 
 
 def item_counter(kind: OtlpKind) -> Callable[[bytes], int]:

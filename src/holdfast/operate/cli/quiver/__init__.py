@@ -23,6 +23,7 @@ from holdfast.operate.cli.quiver.show import (
     metrics_command,
     show_command,
 )
+from holdfast.operate.cli.quiver.sql import sql_command
 
 
 @click.group(cls=CommandGroup)
@@ -38,6 +39,7 @@ for subcommand in (
     list_command,
     show_command,
     cat_command,
+    sql_command,
     ledger_command,
     metrics_command,
     fsck_command,

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from holdfast.errors import BadInput, CannotOpen, Damaged, Overloaded
+from holdfast.errors import BadInput, CannotOpen, Damaged
 from holdfast.operate.cli.base.output import (
     counted,
     json_option,
@@ -39,7 +39,7 @@ from holdfast.quiver.read.segment_progress import segment_progress
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
-from holdfast.quiver.tools.inspect import Inventory, inspect
+from holdfast.quiver.tools.inspect import Inventory, inspect, removed_meanwhile
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 from holdfast.signals.registry import readers
@@ -142,7 +142,7 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
     try:
         summary, bundles = found[0].summary, found[0].bundle_table.to_pylist()
     except Damaged as damage:
-        raise _removed_meanwhile(damage) from None
+        raise removed_meanwhile(RealDisk(), damage) from None
     waiting = _waiting_for(found[0], inventory)
     if as_json:
         told = {"outstanding": len(waiting), "waits_for": waiting}
@@ -209,7 +209,7 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
                     row["payload"] = read(row["payload"])
                 click.echo(json.dumps(row, default=_as_text, ensure_ascii=False))
     except Damaged as damage:
-        raise _removed_meanwhile(damage) from None
+        raise removed_meanwhile(RealDisk(), damage) from None
 
 
 def _limited(reader: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
@@ -223,17 +223,6 @@ def _limited(reader: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.Rec
             left -= batch.num_rows
         else:
             return
-
-
-def _removed_meanwhile(damage: Damaged) -> Damaged | Overloaded:
-    """Tell a segment that the owner removed while it was read from one that is damaged."""
-    if damage.path is None or Path(damage.path).parent.exists():
-        return damage
-    return Overloaded(
-        "a segment was removed while it was read: every subscriber has its events",
-        hint="try again",
-        path=damage.path,
-    )
 
 
 def _as_text(value: object) -> str:

@@ -1,0 +1,266 @@
+"""Tables of items: a row for each span, log record or data point in what is stored.
+
+A table is made from slots while they are read, segment by segment, and is nowhere stored. Payloads
+are taken a block at a time: whoever makes rows of them holds the interpreter for as long as that
+takes. Slots of Arrow bundles are another matter. Their rows refer to each other by numbers that
+mean something within one bundle only, while a segment has each slot in a file of its own, so the
+slots of a whole segment are read before its bundles can be put together again.
+
+Here a slot is whatever `scan_slot` returns: the caller knows whether it lies in this process, in
+the files of another one, or at a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import BadInput
+from holdfast.quiver.base.arrow import numbers
+from holdfast.quiver.base.bundle import one_batch
+from holdfast.quiver.base.config import ItemTable
+from holdfast.quiver.base.envelope import TIME_TYPE
+from holdfast.quiver.read.damaged_slots import DAMAGED_SLOTS
+from holdfast.quiver.read.scan import (
+    ENVELOPE_SCHEMA,
+    EVERYTHING,
+    OnDamage,
+    Span,
+    TimeRange,
+    WasRemoved,
+    scan,
+)
+from holdfast.quiver.segments.manifest import OPAQUE, BatchSummary
+from holdfast.quiver.segments.rows import GroupTable
+from holdfast.quiver.segments.segment import Segment
+
+# Payload bytes that are made into rows by one call.
+CALL_BYTES = 256_000
+# What stands before the columns of every table. The first three together are an item's identity.
+TABLE_ENVELOPE = pa.schema(
+    [
+        ("_seq", pa.int64()),
+        ("_row", pa.int32()),
+        ("_item", pa.int32()),
+        ("_ingestion_time", TIME_TYPE),
+        ("_event_time", TIME_TYPE),
+    ]
+)
+_POSITION = ("_seq", "_row", "_ingestion_time")
+
+# Returns the rows of a slot in one segment, or in what is not sealed; the columns named, or all.
+ScanSlot = Callable[[str, Sequence[str] | None], pa.RecordBatchReader]
+
+
+@dataclass(frozen=True)
+class ItemTimeRange(TimeRange):
+    """The event times of items: a row is kept as long as one of its items may be in the range.
+
+    Which of them are is decided when the items are rows of their own.
+    """
+
+    def may_hold(self, batch: BatchSummary) -> bool:
+        """Whether rows of a block may have items in the range; of former segments any may."""
+        if batch.min_item_us is None or batch.max_item_us is None:
+            return True
+        return self.may_overlap(batch.min_item_us, batch.max_item_us)
+
+    def mask(self, times: pa.Array) -> pa.Array | None:
+        """Return None: all rows."""
+        return None
+
+
+def table_schema(table: ItemTable, columns: Sequence[str] | None = None) -> pa.Schema:
+    """Return the columns of a table, envelope included, or those of them that are asked for."""
+    whole = pa.schema([*TABLE_ENVELOPE, *table.schema])
+    if columns is None:
+        return whole
+    unknown = [name for name in columns if name not in whole.names]
+    if unknown:
+        raise BadInput(
+            f"no column {', '.join(unknown)} in this table", hint=f"it has {', '.join(whole.names)}"
+        )
+    return pa.schema([whole.field(name) for name in columns])
+
+
+def known_table(tables: Mapping[str, ItemTable], name: str) -> ItemTable:
+    """Return the table of a name; raise `BadInput` if there is none."""
+    if name not in tables:
+        known = f"there are {', '.join(sorted(tables))}" if tables else "QuiverConfig(tables=…)"
+        raise BadInput(f"there is no table {name!r}", hint=known)
+    return tables[name]
+
+
+@dataclass(frozen=True)
+class StoredParts:
+    """What a table is made from: sealed segments, and what is not sealed yet."""
+
+    segments: Sequence[Segment]
+    tail: Sequence[GroupTable]
+    on_damage: OnDamage = "fail"
+    span: Span = EVERYTHING
+    was_removed: WasRemoved = lambda _: False
+
+    def each(self, table: ItemTable, times: TimeRange) -> Iterator[ScanSlot]:
+        """Yield what scans the slots of a table, for each segment that has any, then of the rest.
+
+        One by one: numbers by which the rows of several slots refer to each other are put together
+        within a segment.
+        """
+        wanted = {table.raw_slot, *table.arrow_slots}
+        for segment in self.segments:
+            summary = segment.summary
+            has_any = any(file.slot in wanted or file.kind == OPAQUE for file in summary.files)
+            if has_any and self.span.overlaps(summary.first_seq, summary.last_seq):
+                yield self._scan_slot([segment], (), times)
+        yield self._scan_slot([], self.tail, times)
+
+    def _scan_slot(
+        self, segments: Sequence[Segment], tail: Sequence[GroupTable], times: TimeRange
+    ) -> ScanSlot:
+        # A bundle that lacks rows of one slot is left out whole, which the others have to say.
+        return lambda slot, columns: scan(
+            segments,
+            tail,
+            slot,
+            columns,
+            times,
+            "flag" if self.on_damage == "skip" and columns is None else self.on_damage,
+            self.span,
+            nulls_for_unknown=True,
+            was_removed=self.was_removed,
+        )
+
+
+def scan_table(
+    table: ItemTable, parts: StoredParts, columns: Sequence[str] | None, times: TimeRange
+) -> pa.RecordBatchReader:
+    """Return a reader over a table; `times` are those of its items."""
+    schema = table_schema(table, columns)
+    held = ItemTimeRange(times.since_us, times.until_us)
+    batches = (
+        batch
+        for scan_slot in parts.each(table, held)
+        for batch in table_batches(table, scan_slot, schema, times)
+    )
+    return pa.RecordBatchReader.from_batches(schema, batches)
+
+
+def table_batches(
+    table: ItemTable, scan_slot: ScanSlot, schema: pa.Schema, times: TimeRange
+) -> Iterator[pa.RecordBatch]:
+    """Yield the items of one segment, or of what is not sealed, of some event times."""
+    for stored in scan_slot(table.raw_slot, (*_POSITION, "payload")):
+        for part in _parts(stored):
+            made = table.of_payloads(part.column("payload").to_pylist())
+            yield from _finished(made, part, schema, times)
+    if table.arrow_slots:
+        for seq, slots in _bundles(table.arrow_slots, scan_slot):
+            made = table.of_bundle({name: _own(rows) for name, rows in slots.items()})
+            first = slots[table.arrow_slots[0]].slice(0, 1).select(_POSITION)
+            at = first.set_column(1, "_row", numbers([0], pa.int32()))
+            assert at.column("_seq")[0].as_py() == seq, "BUG: rows of another bundle"
+            yield from _finished(made, at, schema, times)
+
+
+def _parts(stored: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in parts of at most `CALL_BYTES` of payload, or of one row."""
+    first = size_bytes = 0
+    for row, length in enumerate(pc.binary_length(stored.column("payload")).to_pylist()):
+        if row > first and size_bytes + length > CALL_BYTES:
+            yield stored.slice(first, row - first)
+            first, size_bytes = row, 0
+        size_bytes += length
+    if first < stored.num_rows:
+        yield stored.slice(first)
+
+
+def _finished(
+    made: pa.RecordBatch, stored: pa.RecordBatch, schema: pa.Schema, times: TimeRange
+) -> Iterator[pa.RecordBatch]:
+    """Yield items with their envelope: position and times of the stored rows they are from."""
+    if not made.num_rows:
+        return
+    places = made.column("_place")
+    ingestion = stored.column("_ingestion_time").take(places)
+    event_times = pc.coalesce(made.column("_time"), ingestion)
+    columns = {
+        "_seq": stored.column("_seq").take(places),
+        "_row": stored.column("_row").take(places),
+        "_item": _numbers_within(places),
+        "_ingestion_time": ingestion,
+        "_event_time": event_times,
+    }
+    arrays = [
+        columns[field.name] if field.name in columns else made.column(field.name)
+        for field in schema
+    ]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    mask = times.mask(event_times)
+    rows = rows if mask is None else rows.filter(mask)
+    if rows.num_rows:
+        yield rows
+
+
+def _numbers_within(places: pa.Array) -> pa.Array:
+    """Return for each item its number among those of the same place, from 0; places ascend."""
+    ends = pc.run_end_encode(places).run_ends
+    starts = pa.concat_arrays([numbers([0], ends.type), ends.slice(0, len(ends) - 1)])
+    first = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, starts))
+    every = numbers(range(len(places)), pa.int32())
+    return pc.subtract(every, first.cast(pa.int32()))
+
+
+# ---------------------------------------------------------------- bundles of several slots
+
+
+def _bundles(
+    names: Sequence[str], scan_slot: ScanSlot
+) -> Iterator[tuple[int, dict[str, pa.RecordBatch]]]:
+    """Yield the bundles of a segment that have rows in the first slot, each with all its slots."""
+    main = _by_bundle(scan_slot(names[0], None))
+    if not main:
+        return
+    others = {name: _by_bundle(scan_slot(name, None)) for name in names[1:]}
+    for seq in sorted(main):
+        slots = {names[0]: main.pop(seq)}
+        for name, found in others.items():
+            if seq in found:
+                slots[name] = found.pop(seq)
+        if not any(_lacks_slots(rows) for rows in slots.values()):
+            yield seq, {name: one_batch(pa.Table.from_batches(r)) for name, r in slots.items()}
+
+
+def _by_bundle(reader: pa.RecordBatchReader) -> dict[int, list[pa.RecordBatch]]:
+    """Return the rows of each bundle; they lie behind each other, in one block or in several."""
+    found: dict[int, list[pa.RecordBatch]] = {}
+    for batch in reader:
+        runs = pc.run_end_encode(batch.column("_seq"))
+        start = 0
+        for seq, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            found.setdefault(seq, []).append(batch.slice(start, end - start))
+            start = end
+    return found
+
+
+def _lacks_slots(rows: Sequence[pa.RecordBatch]) -> bool:
+    """Whether rows say that their bundle is damaged."""
+    place = rows[0].schema.get_field_index(DAMAGED_SLOTS.name)
+    return place >= 0 and any(one.column(place).null_count < one.num_rows for one in rows)
+
+
+def _own(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns that the bundle has.
+
+    Those that only other bundles of the segment have are all null here; so are columns that were
+    appended without a value, which mean the same as none.
+    """
+    kept = [
+        name
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        if name not in ENVELOPE_SCHEMA.names and column.null_count < rows.num_rows
+    ]
+    return rows.select(kept)
