@@ -100,7 +100,7 @@ def test_the_answer_as_a_table_and_as_parquet(quiver: Quiver, tmp_path: Path) ->
 
 def test_bad_queries_are_explained(quiver: Quiver, tmp_path: Path) -> None:
     for query, what in (
-        ("select * from nothing", "nothing.*tables are events, lines"),
+        ("select * from nothing", "nothing.*tables are events, lines, logs, points, spans"),
         ("select count(*", "cannot be answered"),
         ("select number / 'x' from events", "cannot be answered"),
     ):

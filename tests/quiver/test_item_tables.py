@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from tests.quiver.machine import Machine, quiet
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, Damaged
 from holdfast.quiver import Quiver, QuiverConfig
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.read.scan import TimeRange
-from holdfast.quiver.read.tables import CALL_BYTES, ItemTimeRange
+from holdfast.quiver.read.tables import ItemTimeRange
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
@@ -30,27 +30,31 @@ class Words:
     raw_slot = "lines"
     arrow_slots = ("words", "letters")
     schema = pa.schema([("word", pa.string()), ("letters", pa.int64())])
-    # How many payloads, and bytes of them, each call was given.
-    calls: list[tuple[int, int]]
+    # How many payloads each call was given.
+    calls: list[int]
+    # Items of one batch.
+    batch_rows: int = 1000
 
-    def of_payloads(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
-        self.calls.append((len(payloads), sum(map(len, payloads))))
+    def of_payloads(self, payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+        self.calls.append(len(payloads))
         found = [
             (place, *one.partition(":")[::2])
             for place, payload in enumerate(payloads)
             for one in payload.decode().split()
         ]
-        return self._made([(place, minute, word, None) for place, minute, word in found])
+        rows = [(place, minute, word, None) for place, minute, word in found]
+        for first in range(0, len(rows), self.batch_rows):
+            yield self._made(rows[first : first + self.batch_rows])
 
-    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
+    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts: dict[int, int] = {}
         for row in slots["letters"].to_pylist() if "letters" in slots else []:
             counts[row["parent"]] = counts.get(row["parent"], 0) + 1
         assert "note" not in slots["words"].schema.names or slots["words"]["note"].null_count < 1
         rows = slots["words"].to_pylist()
-        return self._made([(0, "?", row["word"], counts.get(row["id"], 0)) for row in rows])
+        yield self._made([(0, "?", row["word"], counts.get(row["id"], 0)) for row in rows])
 
-    def _made(self, rows: list[tuple[int, str, str, int | None]]) -> pa.RecordBatch:
+    def _made(self, rows: Sequence[tuple[int, str, str, int | None]]) -> pa.RecordBatch:
         times = [None if minute == "?" else minutes(int(minute)) for _, minute, _, _ in rows]
         return pa.record_batch(
             {
@@ -93,12 +97,15 @@ def words_of(quiver: Quiver, **options: object) -> list[tuple[object, ...]]:
 POSITIONS = ["_seq", "_row", "_item", "word"]
 
 
-def test_items_of_payloads_have_the_position_of_their_row(machine: Machine) -> None:
-    quiver = machine.start(config(Words([])))
+@pytest.mark.parametrize("batch_rows", [1, 2, 1000])
+def test_items_of_payloads_have_the_position_of_their_row(
+    machine: Machine, batch_rows: int
+) -> None:
+    quiver = machine.start(config(Words([], batch_rows)))
     quiver.append_raw([b"1:a 2:b", b"", b"?:c"], slot="lines")
     quiver.append_raw(b"other", slot="others")
     quiver.flush()
-    quiver.append_raw([b"3:d", b"4:e 5:f"], slot="lines")
+    quiver.append_raw([b"3:d", b"4:e 5:f 6:g"], slot="lines")
     assert words_of(quiver, columns=POSITIONS) == [
         (0, 0, 0, "a"),
         (0, 0, 1, "b"),
@@ -106,6 +113,7 @@ def test_items_of_payloads_have_the_position_of_their_row(machine: Machine) -> N
         (2, 0, 0, "d"),
         (2, 1, 0, "e"),
         (2, 1, 1, "f"),
+        (2, 1, 2, "g"),
     ]
     times = words_of(quiver, columns=["_event_time", "_ingestion_time"])
     assert [time for time, _ in times[:2]] == [minutes(1), minutes(2)]
@@ -138,16 +146,6 @@ def test_blocks_without_items_in_the_range_are_not_read(machine: Machine) -> Non
     old = replace(batch, min_item_us=None, max_item_us=None)
     assert ItemTimeRange(0, 1).may_hold(old)
     assert not ItemTimeRange(0, 1).may_hold(batch)
-
-
-def test_payloads_are_taken_in_parts(machine: Machine) -> None:
-    words = Words([])
-    quiver = machine.start(config(words))
-    long = b"1:" + b"x" * 100_000
-    quiver.append_raw([long] * 5 + [b"1:" + b"y" * 300_000, b"1:z"], slot="lines")
-    assert len(words_of(quiver, columns=["_seq"])) == 7
-    assert words.calls == [(2, 200_004), (2, 200_004), (1, 100_002), (1, 300_002), (1, 3)]
-    assert all(size <= CALL_BYTES for count, size in words.calls if count > 1)
 
 
 def test_slots_of_arrow_bundles_are_joined_within_their_bundle(machine: Machine) -> None:
@@ -185,3 +183,26 @@ def test_bad_questions(machine: Machine) -> None:
     with pytest.raises(BadInput, match="both a slot and a table"):
         quiver.scan(table="words", slot="lines")
     assert quiver.scan(table="words").read_all().num_rows == 0
+
+
+def test_a_bundle_with_a_damaged_slot_has_no_items(machine: Machine) -> None:
+    """Half of it would look like items that never had any letters."""
+    quiver = machine.start(config(Words([])))
+    for number in range(3):
+        word = pa.record_batch({"id": [1], "word": [str(number)]})
+        # Large enough for a block of its own.
+        letters = {"parent": pa.array([1] * 2000, pa.int64()), "pad": ["x" * 60] * 2000}
+        quiver.append({"words": word, "letters": pa.record_batch(letters)})
+    quiver.flush()
+    (letters_file,) = [
+        file for file in quiver.segments()[0].summary.files if file.slot == "letters"
+    ]
+    path = quiver.segments()[0].path / letters_file.name
+    machine.scribble(
+        path, letters_file.batches[1].offset + 9000, letters_file.batches[1].offset + 9100
+    )
+    with pytest.raises(Damaged):
+        words_of(quiver, columns=["word"])
+    assert words_of(quiver, columns=["word"], on_damage="skip") == [("0",), ("2",)]
+    with pytest.raises(BadInput, match="whole bundles"):
+        quiver.scan(table="words", partial=True)

@@ -179,7 +179,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     "signals": (
         {"event", "openlineage", "otlp"},
         {"otap"},
-        {"signal"},
+        {"item_tables", "signal"},
         {"registry"},
         {"__init__"},
     ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from holdfast.quiver import Extractor, ItemTable
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
+from holdfast.signals.item_tables import TelemetryTable
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
 from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -35,11 +36,13 @@ ROWS = Signal("rows", Form.ARROW, lambda kind, slots: True)
 
 def _otlp(kind: OtlpKind) -> Signal:
     """Return a signal of OpenTelemetry: one request of OTLP in each row of its slot."""
+    table = TelemetryTable(kind)
     return Signal(
         kind.value,
         Form.PROTOBUF,
         in_raw_slot(kind.slot),
         extractors={kind.slot: OtlpExtractor(kind)},
+        tables={table.name: table},
         read=document_reader(kind),
         count=item_counter(kind),
         # Items carry their times, and every backend takes them in any order.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -104,15 +104,15 @@ class ItemTable(Protocol):
     def schema(self) -> pa.Schema:
         """Its columns."""
 
-    def of_payloads(self, payloads: Sequence[bytes]) -> pa.RecordBatch:
-        """Return the items of some payloads, in order: what `schema` says, and two columns more.
+    def of_payloads(self, payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+        """Yield the items of some payloads, in order: what `schema` says, and two columns more.
 
         `_place` (int32) is which of the payloads an item is from, `_time` (timestamp in µs, UTC, or
         null) its event time. What is no payload of the slot has no items.
         """
 
-    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the items of one Arrow bundle, likewise; `_place` is 0."""
+    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the items of one Arrow bundle, likewise; `_place` is 0."""
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,9 @@
 """Tables of items: a row for each span, log record or data point in what is stored.
 
 A table is made from slots while they are read, segment by segment, and is nowhere stored. Payloads
-are taken a block at a time: whoever makes rows of them holds the interpreter for as long as that
-takes. Slots of Arrow bundles are another matter. Their rows refer to each other by numbers that
-mean something within one bundle only, while a segment has each slot in a file of its own, so the
-slots of a whole segment are read before its bundles can be put together again.
+are taken a block at a time. Slots of Arrow bundles are another matter. Their rows refer to each
+other by numbers that mean something within one bundle only, while a segment has each slot in a file
+of its own, so the slots of a whole segment are read before its bundles can be put together again.
 
 Here a slot is whatever `scan_slot` returns: the caller knows whether it lies in this process, in
 the files of another one, or at a server.
@@ -37,8 +36,6 @@ from holdfast.quiver.segments.manifest import OPAQUE, BatchSummary
 from holdfast.quiver.segments.rows import GroupTable
 from holdfast.quiver.segments.segment import Segment
 
-# Payload bytes that are made into rows by one call.
-CALL_BYTES = 256_000
 # What stands before the columns of every table. The first three together are an item's identity.
 TABLE_ENVELOPE = pa.schema(
     [
@@ -154,9 +151,8 @@ def table_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the items of one segment, or of what is not sealed, of some event times."""
     for stored in scan_slot(table.raw_slot, (*_POSITION, "payload")):
-        for part in _parts(stored):
-            made = table.of_payloads(part.column("payload").to_pylist())
-            yield from _finished(made, part, schema, times)
+        made = table.of_payloads(stored.column("payload").to_pylist())
+        yield from _finished(made, stored, schema, times)
     if table.arrow_slots:
         for seq, slots in _bundles(table.arrow_slots, scan_slot):
             made = table.of_bundle({name: _own(rows) for name, rows in slots.items()})
@@ -166,49 +162,45 @@ def table_batches(
             yield from _finished(made, at, schema, times)
 
 
-def _parts(stored: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in parts of at most `CALL_BYTES` of payload, or of one row."""
-    first = size_bytes = 0
-    for row, length in enumerate(pc.binary_length(stored.column("payload")).to_pylist()):
-        if row > first and size_bytes + length > CALL_BYTES:
-            yield stored.slice(first, row - first)
-            first, size_bytes = row, 0
-        size_bytes += length
-    if first < stored.num_rows:
-        yield stored.slice(first)
-
-
 def _finished(
-    made: pa.RecordBatch, stored: pa.RecordBatch, schema: pa.Schema, times: TimeRange
+    made: Iterator[pa.RecordBatch], stored: pa.RecordBatch, schema: pa.Schema, times: TimeRange
 ) -> Iterator[pa.RecordBatch]:
     """Yield items with their envelope: position and times of the stored rows they are from."""
-    if not made.num_rows:
-        return
-    places = made.column("_place")
-    ingestion = stored.column("_ingestion_time").take(places)
-    event_times = pc.coalesce(made.column("_time"), ingestion)
-    columns = {
-        "_seq": stored.column("_seq").take(places),
-        "_row": stored.column("_row").take(places),
-        "_item": _numbers_within(places),
-        "_ingestion_time": ingestion,
-        "_event_time": event_times,
-    }
-    arrays = [
-        columns[field.name] if field.name in columns else made.column(field.name)
-        for field in schema
-    ]
-    rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    mask = times.mask(event_times)
-    rows = rows if mask is None else rows.filter(mask)
-    if rows.num_rows:
-        yield rows
+    # The stored row that the last batch ended within, and how many of its items came.
+    last, seen = -1, 0
+    for batch in made:
+        if not batch.num_rows:
+            continue
+        places = batch.column("_place")
+        items = _numbers_within(places, last, seen)
+        last, seen = places[-1].as_py(), items[-1].as_py() + 1
+        ingestion = stored.column("_ingestion_time").take(places)
+        columns = {
+            "_seq": stored.column("_seq").take(places),
+            "_row": stored.column("_row").take(places),
+            "_item": items,
+            "_ingestion_time": ingestion,
+            "_event_time": pc.coalesce(batch.column("_time"), ingestion),
+        }
+        mask = times.mask(columns["_event_time"])
+        arrays = [
+            columns[field.name] if field.name in columns else batch.column(field.name)
+            for field in schema
+        ]
+        rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        rows = rows if mask is None else rows.filter(mask)
+        if rows.num_rows:
+            yield rows
 
 
-def _numbers_within(places: pa.Array) -> pa.Array:
-    """Return for each item its number among those of the same place, from 0; places ascend."""
+def _numbers_within(places: pa.Array, last: int, seen: int) -> pa.Array:
+    """Return for each item its number among those of the same place, from 0; places ascend.
+
+    `seen` items of the place `last` came before these.
+    """
     ends = pc.run_end_encode(places).run_ends
-    starts = pa.concat_arrays([numbers([0], ends.type), ends.slice(0, len(ends) - 1)])
+    before = seen if places[0].as_py() == last else 0
+    starts = pa.concat_arrays([numbers([-before], ends.type), ends.slice(0, len(ends) - 1)])
     first = pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, starts))
     every = numbers(range(len(places)), pa.int32())
     return pc.subtract(every, first.cast(pa.int32()))

@@ -1,0 +1,104 @@
+"""Stored telemetry as tables: the rows are those of flat tables, for every reader."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.signals.otlp.telemetry import NOW_NS, request
+
+from holdfast.query import open_tables
+from holdfast.query.sql import answer
+from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.signals.otlp.flat.schema import REQUEST, TABLES
+from holdfast.signals.otlp.flat.table import flat_table
+from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.registry import extractors, tables
+
+CONFIG = QuiverConfig(extractors=extractors(), tables=tables())
+NOW = datetime.fromtimestamp(NOW_NS / 1e9, UTC)
+
+
+@dataclass
+class Stored:
+    """A quiver with requests of all kinds, some of them sealed."""
+
+    quiver: Quiver
+    requests: dict[OtlpKind, list[bytes]]
+
+    def expected(self, kind: OtlpKind) -> pa.RecordBatch:
+        made = flat_table(kind, self.requests[kind])
+        return made.select([name for name in made.schema.names if name != REQUEST])
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Stored]:
+    chance = random.Random(7)
+    made = {kind: [request(kind, chance, items=5) for _ in range(6)] for kind in OtlpKind}
+    with Quiver.open(tmp_path / "q", CONFIG) as quiver:
+        for number in range(6):
+            for kind in OtlpKind:
+                quiver.append_raw(made[kind][number], slot=kind.slot)
+            quiver.append_raw(b"\xff no request", slot=OtlpKind.TRACES.slot)
+            if number in (1, 3):
+                quiver.flush()
+        yield Stored(quiver, made)
+
+
+@pytest.mark.parametrize("kind", OtlpKind)
+def test_a_table_has_the_rows_of_the_stored_requests(stored: Stored, kind: OtlpKind) -> None:
+    expected = stored.expected(kind)
+    own = expected.schema.names
+    for found in (
+        stored.quiver.scan(table=TABLES[kind]).read_all(),
+        open_tables(stored.quiver.directory)[TABLES[kind]].to_table(),
+    ):
+        assert found.select(own).combine_chunks().to_batches() == [expected]
+        identity = found.select(["_seq", "_row", "_item"]).to_pylist()
+        assert len({tuple(one.values()) for one in identity}) == expected.num_rows
+        assert found["_event_time"].null_count == 0
+        # Where an item has a time, that is the time of the row.
+        both = zip(found["time"].to_pylist(), found["_event_time"].to_pylist(), strict=True)
+        assert all(time in (None, event_time) for time, event_time in both)
+
+
+def test_times_choose_items(stored: Stored) -> None:
+    times = stored.expected(OtlpKind.TRACES).column("time").to_pylist()
+    since = NOW - timedelta(minutes=5)
+    wanted = sorted(t for t in times if t is not None and since <= t < NOW)
+    assert wanted
+    found = stored.quiver.scan(["_event_time"], table="spans", since=since, until=NOW).read_all()
+    assert sorted(found["_event_time"].to_pylist()) == wanted
+
+
+def test_duckdb_and_polars_count_the_same(stored: Stored) -> None:
+    datasets = open_tables(stored.quiver.directory)
+    query = """
+        select service_name, count(*) as n, max(attributes['http.route'].string_value) as route
+        from spans group by 1 order by 1
+    """
+    with answer(datasets, query) as reader:
+        counted = reader.read_all().to_pylist()
+    names = stored.expected(OtlpKind.TRACES).column("service_name").to_pylist()
+    assert [(one["service_name"], one["n"]) for one in counted] == [
+        (name, names.count(name)) for name in sorted(set(names))
+    ]
+    assert {one["route"] for one in counted} == {"/"}
+    lazy = pl.scan_pyarrow_dataset(datasets["spans"]).group_by("service_name").len()
+    assert dict(lazy.collect().rows()) == {one["service_name"]: one["n"] for one in counted}
+    # And straight from the owner's own scan.
+    spans = stored.quiver.scan(table="spans")
+    assert spans is not None
+    found = duckdb.sql("select count(*) from spans where status_code = 2")
+    assert found is not None
+    assert found.fetchall() == [(len(names),)]
+    assert pl.from_arrow(stored.quiver.scan(table="points")).height == (  # type: ignore[union-attr]
+        stored.expected(OtlpKind.METRICS).num_rows
+    )
