@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import fields
 from itertools import count
@@ -9,9 +10,12 @@ from itertools import count
 import pyarrow as pa
 import pytest
 from hpack import Encoder
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.signals.otap.tables import batch, column
 from tests.signals.otap.test_streams import logs, message, record_of, refusal
 
+from holdfast.signals.otap.dictionaries import GrowingDictionary, own_dictionary
 from holdfast.signals.otap.limits import StreamLimits
 from holdfast.signals.otap.messages import BatchArrowRecords
 from holdfast.signals.otap.payloads import PayloadType
@@ -62,6 +66,11 @@ CASES: dict[str, tuple[int, Callable[[], bytes], Callable[[], bytes]]] = {
         lambda: one_log(logs(["x" * 100], pa.uint8())),
     ),
     "rows_max": (3, lambda: one_log(logs(["a"] * 3)), lambda: one_log(logs(["a"] * 4))),
+    "values_max": (
+        3,
+        lambda: one_log(batch({"list": pa.array([[1, 2, 3]])})),
+        lambda: one_log(batch({"list": pa.array([[1, 2, 3, 4]])})),
+    ),
     "tables_max": (
         1,
         lambda: one_log(logs(["a"])),
@@ -121,6 +130,81 @@ def test_what_would_unpack_to_much_is_refused_before_it_is_unpacked() -> None:
     assert isinstance(problem, StreamTooLarge)
     assert not problem.breaks_stream
     assert pa.default_memory_pool().bytes_allocated() <= before_bytes
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.StructArray.from_buffers(pa.struct([]), 1 << 22, [None]),
+        pa.Array.from_buffers(pa.binary(0), 1 << 22, [None, pa.py_buffer(b"")]),
+    ],
+    ids=["no fields", "no bytes"],
+)
+def test_values_that_take_no_bytes_are_refused(values: pa.Array) -> None:
+    """Some hundred bytes could be as many of them as there are numbers."""
+    offsets = pa.array([0, len(values)], pa.int32())
+    for made in (values, pa.ListArray.from_arrays(offsets, values)):
+        problem = refusal(StreamDecoder(OtlpKind.LOGS), one_log(batch({"x": made})))
+        assert "is not taken" in problem.reason
+    if pa.types.is_fixed_size_binary(values.type):
+        made = pa.DictionaryArray.from_arrays(pa.array([0], pa.uint32()), values)
+        problem = refusal(StreamDecoder(OtlpKind.LOGS), one_log(batch({"x": made})))
+        assert "is not taken" in problem.reason
+
+
+@pytest.mark.parametrize("name", ["_seq", "_damaged_slots", "holdfast.kind"])
+def test_names_that_the_store_uses_itself_are_refused(name: str) -> None:
+    """Or the batch could not be stored, and would be sent again for ever."""
+    table = batch({name: pa.array([1])})
+    if "." in name:
+        table = batch({"x": pa.array([1])}).replace_schema_metadata({name: "arrow"})
+    assert refusal(StreamDecoder(OtlpKind.LOGS), one_log(table)).code is BatchCode.INVALID_ARGUMENT
+
+
+def test_a_batch_costs_nothing_for_values_that_it_does_not_use() -> None:
+    """A message of 200 bytes may use one value of a dictionary of millions."""
+    count = (1 << 22) - 8
+    values = pa.Array.from_buffers(pa.bool_(), count, [None, pa.py_buffer(bytes(count // 8))])
+    table = batch({"x": pa.DictionaryArray.from_arrays(pa.array([7], pa.uint32()), values)})
+    first, second = record_of([table, table], deltas=True)
+    decoder = StreamDecoder(OtlpKind.LOGS)
+    decoder.decode(message((LOGS, "1", first)))
+    tracemalloc.start()
+    try:
+        got = decoder.decode(message((LOGS, "1", second)))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert got.tables["otap_logs"].column("x").to_pylist() == [False]
+    assert peak_bytes < count // 16
+
+
+@given(
+    pieces=st.lists(st.lists(st.one_of(st.none(), st.text(max_size=3)), max_size=9), min_size=1),
+    data=st.data(),
+)
+def test_a_dictionary_that_grows_is_the_same_in_few_pieces(
+    pieces: list[list[str | None]], data: st.DataObject
+) -> None:
+    made = GrowingDictionary(pa.array(pieces[0], pa.string()))
+    for piece in pieces[1:]:
+        made.add(pa.array(piece, pa.string()))
+    values = [value for piece in pieces for value in piece]
+    assert len(made) == len(values)
+    assert len(made._pieces) <= 2 + max(1, len(values)).bit_length()
+    row = st.one_of(st.none(), st.integers(0, len(values) - 1)) if values else st.none()
+    rows = data.draw(st.lists(row, max_size=20))
+    kind = pa.dictionary(pa.uint16(), pa.string())
+    own = own_dictionary(pa.array(rows, pa.uint16()), made, kind)
+    own.validate(full=True)
+    expected = [None if at is None else values[at] for at in rows]
+    assert own.to_pylist() == expected
+    # By place, not by value: what was in the dictionary twice may be so here.
+    assert sorted(own.dictionary.to_pylist()) == sorted(
+        value
+        for value in (values[at] for at in {at for at in rows if at is not None})
+        if value is not None
+    )
 
 
 def test_dictionaries_that_never_end_make_the_sender_begin_a_new_stream() -> None:

@@ -23,7 +23,8 @@ import pyarrow as pa
 from holdfast.signals.otap.problem import NotOtap
 
 _I16, _I32, _U16, _U32, _I64 = (struct.Struct(f"<{code}") for code in "hiHIq")
-_BUFFER = struct.Struct("<qq")
+# A buffer: where it begins, and its length. A node: how many values a column has, and nulls.
+_BUFFER = _NODE = struct.Struct("<qq")
 _CONTINUATION = b"\xff\xff\xff\xff"
 _ALIGNMENT_BYTES = 8
 # Stands where the unpacked length would be, if a buffer was left as it is.
@@ -34,7 +35,7 @@ _SCHEMA_ENDIANNESS, _SCHEMA_FIELDS = 0, 1
 _FIELD_DICTIONARY, _FIELD_CHILDREN = 4, 5
 _ENCODING_ID = 0
 _DICTIONARY_ID, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 0, 1, 2
-_BATCH_LENGTH, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 2, 3
+_BATCH_LENGTH, _BATCH_NODES, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 1, 2, 3
 
 
 class IpcKind(IntEnum):
@@ -53,6 +54,8 @@ class IpcMessage(NamedTuple):
     # What its buffers have once they are unpacked; of a schema, the bytes of the message.
     unpacked_bytes: int
     rows: int = 0
+    # Of the column that has most of them, with those in lists.
+    values: int = 0
     dictionary_id: int = 0
     is_delta: bool = False
 
@@ -140,7 +143,8 @@ def _described(message: pa.ipc.Message) -> IpcMessage:
         return IpcMessage(kind, message, len(metadata))
     if kind is IpcKind.RECORD_BATCH:
         rows = header.number(_BATCH_LENGTH, _I64)
-        return IpcMessage(kind, message, _unpacked_bytes(header, metadata, body), rows)
+        unpacked_bytes = _unpacked_bytes(header, metadata, body)
+        return IpcMessage(kind, message, unpacked_bytes, rows, _most_values(header, metadata))
     data = header.table(_DICTIONARY_DATA)
     if data is None:
         raise NotOtap("a dictionary has no values")
@@ -149,9 +153,17 @@ def _described(message: pa.ipc.Message) -> IpcMessage:
         message,
         _unpacked_bytes(data, metadata, body),
         data.number(_BATCH_LENGTH, _I64),
+        _most_values(data, metadata),
         header.number(_DICTIONARY_ID, _I64),
         bool(header.byte(_DICTIONARY_IS_DELTA)),
     )
+
+
+def _most_values(batch: _FlatTable, metadata: memoryview) -> int:
+    """Return how many values the longest column of a batch has: in a list, a row has any number."""
+    start, count = batch.vector(_BATCH_NODES)
+    places = range(start, start + count * _NODE.size, _NODE.size)
+    return max((abs(_NODE.unpack_from(metadata, place)[0]) for place in places), default=0)
 
 
 def _unpacked_bytes(batch: _FlatTable, metadata: memoryview, body: memoryview) -> int:

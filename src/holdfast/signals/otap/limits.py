@@ -19,6 +19,8 @@ class StreamLimits:
     dictionary_bytes_max: int = 64 * _MIB
     # Rows of a batch, all tables together.
     rows_max: int = ROWS_MAX
+    # Values of one column of a batch, with those in its lists.
+    values_max: int = 4 * ROWS_MAX
     # Tables of a batch, and tables of which a stream keeps dictionaries.
     tables_max: int = SLOTS_MAX
     # Fields of a message: the payloads, and what may stand beside them.

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from hpack import Encoder
 
-from holdfast.signals.otap.dictionaries import index_dtype, own_dictionary
+from holdfast.signals.otap.dictionaries import GrowingDictionary, index_dtype, own_dictionary
 from holdfast.signals.otap.ids import with_encoded_ids
 from holdfast.signals.otap.messages import BatchArrowRecords
 from holdfast.signals.otap.numpy_columns import column_of, numbers_of, present
@@ -158,7 +158,8 @@ class _TableWriter:
         """Return a column whose dictionary is the one that was sent, and what is new behind it."""
         kind = column.type
         if pa.types.is_dictionary(kind):
-            own = own_dictionary(column.indices, column.dictionary, kind)
+            values = GrowingDictionary(column.dictionary)
+            own = own_dictionary(column.indices, values, kind)
             known = self._dictionaries.get(path)
             made = own if known is None else _grown(own, known)
             if made is not None:

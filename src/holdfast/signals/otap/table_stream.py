@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from holdfast.signals.otap.dictionaries import own_dictionary
+from holdfast.quiver.base.bundle import RESERVED_COLUMNS, RESERVED_METADATA
+from holdfast.signals.otap.dictionaries import GrowingDictionary, own_dictionary
 from holdfast.signals.otap.ipc import (
     IpcKind,
     IpcMessage,
@@ -51,6 +52,8 @@ _TAKEN_TYPES = (
     pa.types.is_list,
     pa.types.is_large_list,
 )
+# Of these a message may have any number: nothing that it brings says how many.
+_WITHOUT_BYTES = (pa.struct([]), pa.binary(0))
 
 
 @dataclass
@@ -61,7 +64,7 @@ class BatchBudget:
     bytes_used: int = 0
     rows_used: int = 0
 
-    def take(self, unpacked_bytes: int, rows: int) -> None:
+    def take(self, unpacked_bytes: int, rows: int, values: int = 0) -> None:
         """Count a message in before it is unpacked."""
         limits = self.limits
         if self.bytes_used + unpacked_bytes > limits.batch_bytes_max:
@@ -73,6 +76,10 @@ class BatchBudget:
         if not 0 <= rows <= limits.rows_max - self.rows_used:
             raise StreamTooLarge(
                 f"a batch has {self.rows_used + rows} rows", "rows_max", limits.rows_max
+            )
+        if not 0 <= values <= limits.values_max:
+            raise StreamTooLarge(
+                f"a column of a batch has {values} values", "values_max", limits.values_max
             )
         self.bytes_used += unpacked_bytes
         self.rows_used += rows
@@ -109,8 +116,7 @@ class TableStream:
     limits: StreamLimits
     budget: DictionaryBudget
     _layout: SchemaLayout | None = None
-    # Each in pieces, as they came, until rows are read.
-    _dictionaries: dict[int, list[pa.Array]] = field(default_factory=dict)
+    _dictionaries: dict[int, GrowingDictionary] = field(default_factory=dict)
     _dictionary_bytes: dict[int, int] = field(default_factory=dict)
     _is_broken: bool = False
 
@@ -179,15 +185,16 @@ class TableStream:
         number, kind = message.dictionary_id, self._value_type(message.dictionary_id)
         before_bytes = self._dictionary_bytes.get(number, 0) if message.is_delta else 0
         after_bytes = before_bytes + message.unpacked_bytes
-        budget.take(message.unpacked_bytes, message.rows)
+        budget.take(message.unpacked_bytes, message.rows, message.values)
         added_bytes = after_bytes - self._dictionary_bytes.get(number, 0)
         self.budget.change(added_bytes, message.unpacked_bytes)
         self._dictionary_bytes[number] = after_bytes
         values = unpack_dictionary(message.message, kind)
-        if message.is_delta:
-            self._dictionaries.setdefault(number, []).append(values)
+        known = self._dictionaries.get(number) if message.is_delta else None
+        if known is None:
+            self._dictionaries[number] = GrowingDictionary(values)
         else:
-            self._dictionaries[number] = [values]
+            known.add(values)
 
     def _keep_schema(self, message: IpcMessage) -> None:
         if message.unpacked_bytes > self.limits.schema_bytes_max:
@@ -215,7 +222,7 @@ class TableStream:
 
     def _rows(self, message: IpcMessage, budget: BatchBudget) -> pa.RecordBatch:
         layout = self._known_layout()
-        budget.take(message.unpacked_bytes, message.rows)
+        budget.take(message.unpacked_bytes, message.rows, message.values)
         batch = unpack_rows(message.message, layout)
         columns = [
             self._with_dictionaries(column, layout.schema.field(place).type, (place,), budget)
@@ -244,14 +251,10 @@ class TableStream:
         mask = column.is_null() if column.null_count else None
         return pa.StructArray.from_arrays(children, fields=fields, mask=mask)
 
-    def _values(self, number: int, kind: pa.DataType) -> pa.Array:
-        pieces = self._dictionaries.get(number)
-        if not pieces:
-            # Where all rows are null, there need be no dictionary.
-            return pa.nulls(0, kind)
-        if len(pieces) > 1:
-            pieces[:] = [pa.concat_arrays(pieces)]
-        return pieces[0]
+    def _values(self, number: int, kind: pa.DataType) -> GrowingDictionary:
+        known = self._dictionaries.get(number)
+        # Where all rows are null, there need be no dictionary.
+        return GrowingDictionary(pa.nulls(0, kind)) if known is None else known
 
 
 def _check_types(layout: SchemaLayout, limits: StreamLimits) -> None:
@@ -259,6 +262,11 @@ def _check_types(layout: SchemaLayout, limits: StreamLimits) -> None:
     names = layout.schema.names
     if len(set(names)) < len(names):
         raise NotOtap("two columns have one name")
+    if not RESERVED_COLUMNS.isdisjoint(names):
+        taken = ", ".join(sorted(RESERVED_COLUMNS.intersection(names)))
+        raise NotOtap(f"a column is called {taken}, as one that is added where rows are kept")
+    if any(key.startswith(RESERVED_METADATA) for key in layout.schema.metadata or ()):
+        raise NotOtap(f"a schema has metadata that begins with {RESERVED_METADATA.decode()}")
     columns = 0
     for kind in layout.stored.types:
         # Breadth first; Arrow has bounded the depth of what it reads.
@@ -267,7 +275,7 @@ def _check_types(layout: SchemaLayout, limits: StreamLimits) -> None:
             depth += 1
             columns += len(level)
             for part in level:
-                if not any(is_kind(part) for is_kind in _TAKEN_TYPES):
+                if not any(is_kind(part) for is_kind in _TAKEN_TYPES) or part in _WITHOUT_BYTES:
                     raise NotOtap(f"a column of type {part} is not taken")
             level = [part.field(at).type for part in level for at in range(part.num_fields)]
         if depth > limits.nesting_max:
@@ -276,5 +284,6 @@ def _check_types(layout: SchemaLayout, limits: StreamLimits) -> None:
         raise StreamTooLarge(f"a table has {columns} columns", "columns_max", limits.columns_max)
     for found in layout.dictionaries.values():
         values = found.kind.value_type
-        if values.num_fields or not any(is_kind(values) for is_kind in _TAKEN_TYPES):
+        is_taken = any(is_kind(values) for is_kind in _TAKEN_TYPES) and values not in _WITHOUT_BYTES
+        if values.num_fields or not is_taken:
             raise NotOtap(f"a dictionary of {values} is not taken")
