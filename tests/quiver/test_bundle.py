@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.quiver.batches import numbers, plain_rows
+from tests.quiver.machine import Machine
 
 from holdfast.errors import BundleTooLarge
 from holdfast.quiver.base.bundle import (
@@ -139,3 +143,20 @@ def test_the_limit_counts_the_bytes_of_the_payload() -> None:
     assert encode_arrow(numbers(1, 2, 3), size).events == 3
     with pytest.raises(BundleTooLarge, match=f"{size} bytes, the limit is {size - 1}"):
         encode_arrow(numbers(1, 2, 3), size - 1)
+
+
+@pytest.mark.parametrize("rows", [10, 200_000])
+def test_large_record_batches_are_put_together_beside_the_event_loop(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """Checking and copying tens of megabytes takes as long as other requests wait."""
+    threads: list[int] = []
+
+    def encode(*content: Any) -> Encoded:
+        threads.append(threading.get_ident())
+        return encode_arrow(*content)
+
+    monkeypatch.setattr("holdfast.quiver.quiver.encode_arrow", encode)
+    receipt = asyncio.run(machine.start().append_async({"events": numbers(*range(rows))}))
+    assert receipt.events == rows
+    assert (threads == [threading.get_ident()]) is (rows == 10)

@@ -33,6 +33,7 @@ from holdfast.quiver.base.bundle import (
     encode_arrow,
     encode_raw,
     is_large,
+    is_large_data,
 )
 from holdfast.quiver.base.config import AckLevel, QuiverConfig, check_level
 from holdfast.quiver.base.frame import FrameKind, Totals
@@ -162,9 +163,14 @@ class Quiver:
         """As `append`, awaitable.
 
         Cancelled, it is withdrawn if the writer has not taken it yet, and stored if it has: whoever
-        has to know repeats it with the same `producer` and `epoch`.
+        has to know repeats it with the same `producer` and `epoch`. A large bundle is put together
+        in a thread.
         """
-        encoded = encode_arrow(data, self._config.max_bundle_bytes)
+        content = data, self._config.max_bundle_bytes
+        if is_large_data(data):
+            encoded = await asyncio.to_thread(encode_arrow, *content)
+        else:
+            encoded = encode_arrow(*content)
         return await self._append_all_async([encoded], options)
 
     async def append_raw_async(

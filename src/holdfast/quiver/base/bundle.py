@@ -318,6 +318,12 @@ def is_large(payloads: Payloads) -> bool:
         return False  # `encode_raw` says what is wrong with them
 
 
+def is_large_data(data: BundleData) -> bool:
+    """Whether putting record batches together would make an event loop stand still."""
+    batches = data.values() if isinstance(data, Mapping) else (data,)
+    return sum(getattr(rows, "nbytes", 0) for rows in batches) > LARGE_BYTES
+
+
 def encode_raw(
     slot: str, payloads: Payloads, headers: Sequence[Headers | None] | None, max_bytes: int
 ) -> Encoded:
