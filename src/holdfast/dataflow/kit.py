@@ -212,6 +212,7 @@ class PipelineHarness:
             update={
                 "quiver": [str(self._folder / "quivers" / name)],
                 "slot": SLOT,
+                "table": None,
                 "decode": None,
                 "quiver_config": CONFIG_NAME,
                 "producers": [_PRODUCER],

@@ -124,6 +124,7 @@ def source_options(
         "path": ",".join(one["path"] for one in named if "path" in one),
         "quiver": ",".join(one["quiver"] for one in named if "quiver" in one),
         "slot": settings.slot or ("openlineage" if settings.decode else ""),
+        "table": settings.table or "",
         "columns": ",".join(settings.columns or ()),
         "start": settings.start if isinstance(settings.start, str) else settings.start.isoformat(),
         "since": settings.since.isoformat() if settings.since else "",

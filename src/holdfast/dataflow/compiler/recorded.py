@@ -28,7 +28,7 @@ from holdfast.settings import Settings
 FILE = "plan.json"
 # What of a source or a sink says which place it is; the rest is how it is read or written.
 _PLACES = {
-    "source": {"quiver", "files", "fileset", "generator", "slot", "decode"},
+    "source": {"quiver", "files", "fileset", "generator", "slot", "table", "decode"},
     "sink": {"quiver", "slot", "files", "fileset", "console", "python"},
 }
 
@@ -124,6 +124,9 @@ def essence_of(vertex: VertexSettings) -> dict[str, Any]:
     dumped: dict[str, Any] = settings.model_dump(
         mode="json", include=_PLACES.get(vertex.kind), exclude={"token", "database"}
     )
+    # What plans that were recorded before know nothing of makes no difference unless it is used.
+    if dumped.get("table", "") is None:
+        del dumped["table"]
     return dumped
 
 

@@ -18,6 +18,7 @@ from holdfast.dataflow.watermark.claims import WatermarkSettings
 from holdfast.errors import BadConfig
 from holdfast.remote.settings import ClientSettings
 from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
+from holdfast.signals.registry import tables
 
 
 def _names(value: object) -> object:
@@ -68,6 +69,12 @@ class SourceOptions(Settings):
 
     slot: str = "events"
     """The slot to read."""
+
+    table: str = ""
+    """Instead of a slot: a table of the items in it, `spans`, `logs` or `points`.
+
+    `since` and `until` are then about items; limits are about what is stored, requests.
+    """
 
     columns: NameTuple | None = None
     """The columns to read; without it all. Nothing else is read from disk.
@@ -262,6 +269,8 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
                 f"{node!r} is not the address of a data node",
                 hint="write grpc://host:port; a single replica is named with option quiver",
             )
+    if parsed.table:
+        _check_table(parsed)
     if parsed.partial and parsed.subscriber and parsed.on_data_loss == "fail" and not parsed.stored:
         raise BadConfig(
             "option partial leaves damaged rows out, and on_data_loss is fail",
@@ -277,3 +286,14 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
             hint="read one with since_seq and until_seq, or all by event time: since, until",
         )
     return parsed
+
+
+def _check_table(parsed: SourceOptions) -> None:
+    known = sorted(tables())
+    if parsed.table not in known:
+        raise BadConfig(f"there is no table {parsed.table!r}", hint=f"there are {', '.join(known)}")
+    if "slot" in parsed.model_fields_set or parsed.partial:
+        raise BadConfig(
+            "a table has its own slots, and is made from whole bundles",
+            hint="leave out the options slot and partial, or the option table",
+        )

@@ -6,7 +6,7 @@ rejected_judge.py and rejected_stage.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -31,7 +31,9 @@ from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.ledger.subscriber import Position
 from holdfast.quiver.read.scan import OnDamage, TimeRange
 from holdfast.quiver.read.sealed import SealedRead
+from holdfast.quiver.read.tables import table_batches, table_schema
 from holdfast.replica.copies import SegmentCopy, read_any
+from holdfast.signals.registry import tables
 
 
 class SegmentPiece(NamedTuple):
@@ -100,7 +102,8 @@ def read(
     fit = fitter(wanted)
     chosen = times or TimeRange.of(*options.times)
     for piece in partition.pieces:
-        for batch in _PieceReader(piece, wanted, options, chosen).rows():
+        made = _PieceReader(piece, wanted, options, chosen)
+        for batch in made.items(chosen) if options.table else made.rows():
             yield fit(_with_watermark(batch, partition.claimed))
     if partition.control:
         assert partition.claimed is not None, "BUG: a control row without a claim"
@@ -149,6 +152,22 @@ class _PieceReader:
         finally:
             if staged is not None:
                 staged.discard()
+
+    def items(self, times: TimeRange) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a table that the piece holds. They always fit: its columns are ours."""
+        table = tables()[self._options.table]
+
+        def scan_slot(slot: str, columns: Sequence[str] | None) -> pa.RecordBatchReader:
+            chosen = None if columns is None else tuple(columns)
+            # Which items are of the wanted times is known when they are rows. And a bundle that
+            # lacks rows of one slot is left out whole, which those of the others have to say.
+            wanted = replace(self._wanted, slot=slot, columns=chosen, times=TimeRange())
+            if columns is None and wanted.on_damage == "skip":
+                wanted = replace(wanted, on_damage="flag")
+            return self._read(wanted)
+
+        known = [name for name in self._columns.names if name in table_schema(table).names]
+        return table_batches(table, scan_slot, table_schema(table, known), times)
 
     def _staged(self) -> RejectedFile:
         """Return the file for rejected rows, named after what is read: a second run replaces it."""

@@ -20,6 +20,7 @@ from holdfast.quiver import Cursor, EventTimeStatement, Position, Quiver, Quiver
 from holdfast.quiver.read.sealed import names_between
 from holdfast.remote import PlannedRange, RemoteCursor, RemoteQuiver
 from holdfast.seam import Seam
+from holdfast.signals.registry import extractors
 
 
 class QuiverClient(ABC):
@@ -131,7 +132,7 @@ class LocalQuiverClient(QuiverClient):
 
     def _attach(self) -> str:
         """Open the directory, which no other process may have open, and its subscriber."""
-        config = load_config(self._options.quiver_config)
+        config = config_of(self._options)
         self._quiver = Quiver.open(self.place.directory, config, seam=self._seam)
         try:
             self._quiver.flush()  # what a crash left in the log; nothing is appended here later
@@ -232,6 +233,16 @@ def open_quiver_client(place: QuiverLocation, options: SourceOptions, seam: Seam
         if place.location
         else LocalQuiverClient(place, options, seam)
     )
+
+
+def config_of(options: SourceOptions) -> QuiverConfig:
+    """Return the configuration with which a directory is opened.
+
+    What a crash left is sealed then, and without extractors a table's items would have no times.
+    """
+    if options.table and not options.quiver_config:
+        return QuiverConfig(extractors=extractors())
+    return load_config(options.quiver_config)
 
 
 def load_config(reference: str) -> QuiverConfig:

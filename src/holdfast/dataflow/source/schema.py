@@ -22,8 +22,10 @@ from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.read.damaged_slots import DAMAGED_SLOTS
 from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.read.tables import table_schema
 from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.segment import Segment
+from holdfast.signals.registry import tables
 
 # What a stream adds to the stored columns: its claim, the claim of the batch before, and whether
 # the row is no event but only carries the claim.
@@ -95,6 +97,11 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
     if options.watermark and options.columns is not None:
         columns = tuple(dict.fromkeys((*options.columns, EVENT_TIME)))
         options = options.model_copy(update={"columns": columns})
+    if options.table:
+        # The same whatever is stored, and before anything is.
+        known = table_schema(tables()[options.table], options.columns)
+        readable = _readable(known, must=options.columns is not None)
+        return pa.schema([*readable, *(WATERMARK_FIELDS if options.watermark else ())])
     # What the query began with is kept beside its checkpoint. Spark fixes the schema of a stream
     # at its start and compares state by it: a column that changed its type in the quiver must not
     # change the query.

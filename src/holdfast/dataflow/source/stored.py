@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 import pyarrow as pa
@@ -30,7 +31,7 @@ from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.options import SourceOptions
 from holdfast.dataflow.source.partitions import SegmentPiece, SourcePartition, read, split
-from holdfast.dataflow.source.quiver_client import QuiverClient, load_config
+from holdfast.dataflow.source.quiver_client import QuiverClient, config_of
 from holdfast.dataflow.source.quiver_location import (
     QuiverLocation,
     connect,
@@ -43,11 +44,13 @@ from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS
 from holdfast.errors import BadConfig, DirectoryLocked, NotAllowed, UnknownPosition
 from holdfast.quiver import EventTimeStatement, Position, Quiver
 from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.tables import ItemTimeRange
 from holdfast.remote import PlannedRange, StoredSegment
 from holdfast.remote.stored import stored_segments
 from holdfast.remote.wire import SEQ_MAX
 from holdfast.replica.copies import CopiedRange, SegmentCopy, each_once
 from holdfast.seam import Seam
+from holdfast.signals.registry import tables
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -57,7 +60,7 @@ def _seal(place: QuiverLocation, options: SourceOptions) -> None:
     if place.location:
         connect(place.location, place.quiver, options.client).flush()
     else:
-        with Quiver.open(place.directory, load_config(options.quiver_config)) as quiver:
+        with Quiver.open(place.directory, config_of(options)) as quiver:
             quiver.flush()
 
 
@@ -68,11 +71,33 @@ def _stored(
     start, end = _range(options)
     if place.location:
         quiver = connect(place.location, place.quiver, options.client)
-        found = quiver.segments(options.slot, times=times, start=start, end=end)
-        return with_directory(place, quiver), quiver.quiver_id, found
+        # A server goes by the times of stored rows; an item of one may be later.
+        asked = TimeRange() if options.table else times
+        listed = [quiver.segments(s, times=asked, start=start, end=end) for s in _slots(options)]
+        return with_directory(place, quiver), quiver.quiver_id, _each_once(listed)
     segments = sealed_segments(place.directory)
     quiver_id = quiver_id_of(place.directory, segments)
-    return place, quiver_id, stored_segments(segments, options.slot, times, start, end)
+    asked = ItemTimeRange(times.since_us, times.until_us) if options.table else times
+    found = [stored_segments(segments, s, asked, start, end) for s in _slots(options)]
+    return place, quiver_id, _each_once(found)
+
+
+def _slots(options: SourceOptions) -> Sequence[str]:
+    """Return the slots whose rows decide which segments are read."""
+    if not options.table:
+        return [options.slot]
+    table = tables()[options.table]
+    return [table.raw_slot, *table.arrow_slots[:1]]
+
+
+def _each_once(listed: Sequence[Sequence[StoredSegment]]) -> list[StoredSegment]:
+    """Return segments that were listed for several slots, with what they have of all."""
+    found: dict[int, StoredSegment] = {}
+    for one in (one for segments in listed for one in segments):
+        known = found.get(one.first_seq, replace(one, rows=0, size_bytes=0))
+        rows, size_bytes = known.rows + one.rows, known.size_bytes + one.size_bytes
+        found[one.first_seq] = replace(known, rows=rows, size_bytes=size_bytes)
+    return [found[first_seq] for first_seq in sorted(found)]
 
 
 def _range(options: SourceOptions) -> tuple[Position | None, Position | None]:

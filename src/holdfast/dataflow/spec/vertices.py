@@ -97,6 +97,8 @@ class SourceSettings(FileSettings):
     """Rows that are made up."""
     slot: str | None = None
     """The slot to read; without it the only one there is."""
+    table: Literal["spans", "logs", "points"] | None = None
+    """Of telemetry, instead of a slot: a row for each span, log record or data point."""
     decode: Literal["openlineage"] | None = None
     """What the payloads are: adds `namespace`, `job`, `event_type`, `run_id` and `producer`."""
     own_runs: bool = False
@@ -129,8 +131,10 @@ class SourceSettings(FileSettings):
         _one_of(self, "quiver", "files", "fileset", "generator")
         if (self.files or self.fileset) and not self.columns_are:
             raise ValueError("files need `columns_are`: names and types, key string, number bigint")
-        if not self.quiver and (self.decode or self.producers):
-            raise ValueError("`decode` and `producers` are of quivers")
+        if not self.quiver and (self.decode or self.producers or self.table):
+            raise ValueError("`decode`, `table` and `producers` are of quivers")
+        if self.table and (self.slot or self.decode):
+            raise ValueError("a table has its own slots; leave out `slot` and `decode`")
         return self
 
 
