@@ -17,7 +17,7 @@ from tests.signals.otlp.telemetry import mutated
 from holdfast.signals.otap.ids import with_encoded_ids, with_plain_ids
 from holdfast.signals.otap.ipc import IpcKind, read_messages
 from holdfast.signals.otap.messages import BatchArrowRecords, BatchStatus, status
-from holdfast.signals.otap.payloads import PayloadType, kind_of_slots, number_of, slot_of
+from holdfast.signals.otap.payloads import PayloadType, ValueType, kind_of_slots, number_of, slot_of
 from holdfast.signals.otap.problem import BatchCode, NotOtap
 from holdfast.signals.otap.stream_decoder import StreamDecoder
 from holdfast.signals.otap.stream_encoder import StreamEncoder
@@ -280,6 +280,12 @@ def test_a_bad_table_does_not_keep_the_others_dictionaries_from_growing() -> Non
     assert got.tables["otap_logs"].column("event_name").to_pylist() == ["b"]
 
 
+def bodies(kind: int, serialised: bytes) -> pa.RecordBatch:
+    """Return a log record with a body, and one without."""
+    columns = [pa.array([0, kind], pa.uint8()), pa.array([b"no CBOR", serialised])]
+    return batch({"body": pa.StructArray.from_arrays(columns, names=["type", "ser"])})
+
+
 @pytest.mark.parametrize(
     ("payload_type", "table", "reason"),
     [
@@ -290,6 +296,9 @@ def test_a_bad_table_does_not_keep_the_others_dictionaries_from_growing() -> Non
         (PayloadType.LOGS, batch({"id": pa.array(["a"])}), "is string, and not uint16"),
         (PayloadType.LOGS, batch({"id": pa.array([1, 0], pa.uint16())}), "two rows of LOGS"),
         (PayloadType.LOGS, batch({"body": pa.nulls(1)}), "of type null is not taken"),
+        (PayloadType.LOGS, bodies(9, b""), "has type 9"),
+        (PayloadType.LOGS, bodies(ValueType.MAP, b"\xa1\x61k" * 10**5), "nested too deeply"),
+        (PayloadType.LOGS, bodies(ValueType.SLICE, b"\x9f"), "cut short"),
     ],
 )
 def test_tables_that_nobody_could_read_are_refused(

@@ -11,24 +11,15 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 from hpack import Decoder, HPACKError
 
+from holdfast.signals.otap.attributes import check_values
 from holdfast.signals.otap.ids import check_ids, with_plain_ids
 from holdfast.signals.otap.limits import StreamLimits
 from holdfast.signals.otap.messages import BatchArrowRecords
-from holdfast.signals.otap.numpy_columns import numbers_of
-from holdfast.signals.otap.payloads import (
-    FORMS,
-    ROOTS,
-    TABLES,
-    PayloadType,
-    TableForm,
-    ValueType,
-    slot_of,
-)
+from holdfast.signals.otap.payloads import ROOTS, TABLES, PayloadType, slot_of
 from holdfast.signals.otap.problem import NotOtap, StreamTooLarge
 from holdfast.signals.otap.schemas import check_columns
 from holdfast.signals.otap.table_stream import BatchBudget, DictionaryBudget, TableStream
@@ -165,7 +156,7 @@ class StreamDecoder:
             if number in TABLES[self._kind]:
                 table = PayloadType(number)
                 check_columns(table, batch)
-                _check_values(table, batch)
+                check_values(table, batch)
                 known[table] = with_plain_ids(table, batch)
         root = ROOTS[self._kind]
         if found and root not in known:
@@ -179,12 +170,3 @@ class StreamDecoder:
             else found[number]
             for number in ordered
         }
-
-
-def _check_values(table: PayloadType, batch: pa.RecordBatch) -> None:
-    """Raise if an attribute is of a type that there is not."""
-    if FORMS[table] is not TableForm.ATTRIBUTES:
-        return
-    types = numbers_of(batch.column("type"), "u1")
-    if len(types) and int(np.max(types)) > max(ValueType):
-        raise NotOtap(f"a value of {table.name} has type {int(np.max(types))}, which there is not")
