@@ -160,8 +160,9 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"body", "checks", "http_server", "otlp_checks"},
         {"http_app", "otlp_intake"},
         {"grpc_server", "openlineage_endpoints", "otlp_http"},
-        {"openlineage", "otlp_grpc"},
+        {"openlineage", "otap_streams", "otlp_grpc"},
         {"otlp"},
+        {"otap"},
         {"__init__"},
     ),
     "remote": (

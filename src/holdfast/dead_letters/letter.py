@@ -28,7 +28,8 @@ from holdfast.quiver import Position
 from holdfast.quiver.base.bundle import decode_arrow, encode_arrow, read_slot
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import ArrowData, Event, Unit
-from holdfast.signals.registry import signal_of
+from holdfast.signals.registry import signal_named, signal_of
+from holdfast.signals.signal import Form
 
 # Of the stored headers; a reader of a later version still finds what it knows.
 LETTER_VERSION = "1"
@@ -172,15 +173,7 @@ class Letter:
         """
         quiver_id, seq, row = parse_position(self.position)
         if self.arrow_signal:
-            slots, damaged_slots = _decoded(self.payload)
-            return ArrowData(
-                quiver_id,
-                Position(seq, row),
-                slots,
-                self.received_ns,
-                self.arrow_signal,
-                damaged_slots=damaged_slots,
-            )
+            return self._arrow_data(quiver_id, Position(seq, row))
         signal = signal_of(FrameKind.RAW, (self.slot,))
         return Event(
             quiver_id=quiver_id,
@@ -192,6 +185,20 @@ class Letter:
             signal=signal.name,
             read=signal.read,
             count=signal.count,
+        )
+
+    def _arrow_data(self, quiver_id: str, position: Position) -> ArrowData:
+        known = signal_named(self.arrow_signal, Form.ARROW)
+        slots, damaged_slots = _decoded(self.payload)
+        return ArrowData(
+            quiver_id,
+            position,
+            slots,
+            self.received_ns,
+            self.arrow_signal,
+            self.headers,
+            damaged_slots=damaged_slots,
+            count=None if known is None else known.count,
         )
 
     def failed_again(

@@ -21,7 +21,8 @@ from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.points import FaultPoint
 from holdfast.signals.event import ArrowData, Event, Unit
-from holdfast.signals.signal import RAW_EVENTS, Signal
+from holdfast.signals.registry import signal_named
+from holdfast.signals.signal import RAW_EVENTS, Form, Signal, Takes
 
 SAMPLES_PER_S = 20
 SAMPLES_MAX = 200
@@ -171,6 +172,28 @@ def refuses_all_but_raw_events(signal: Signal) -> str | None:
     return f"the exporter takes {RAW_EVENTS}, not {signal.name} ({signal.form})"
 
 
+def _as_it_is(unit: Unit) -> Unit:
+    return unit
+
+
+def fitting(takes: Takes) -> Callable[[Unit], Unit]:
+    """Return what gives a unit the form in which a component takes it."""
+
+    def fit(unit: Unit) -> Unit:
+        if isinstance(unit, Event):
+            return unit
+        signal = signal_named(unit.signal, Form.ARROW)
+        if signal is None or signal.conversion is None or takes.includes(signal):
+            return unit
+        return signal.conversion.convert(unit)
+
+    return fit
+
+
+def _never(unit: Unit) -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class DeliveryContext:
     """One destination, before it runs."""
@@ -187,6 +210,10 @@ class DeliveryContext:
     tap: Callable[[Unit], None] | None = None
     # Why the destination cannot take a signal; None if it can.
     refusal_of: Callable[[Signal], str | None] = refuses_all_but_raw_events
+    # Gives what leaves the processors the form in which the exporter takes it.
+    fit: Callable[[Unit], Unit] = _as_it_is
+    # Whether a unit gets another form on its way, which may take its time.
+    converts: Callable[[Unit], bool] = _never
 
     def process(self, unit: Unit) -> Unit | None:
         """Return the unit as the first chain that lets it through gives it; None if none does.
@@ -194,9 +221,9 @@ class DeliveryContext:
         So it goes to a destination once, however many chains lead there.
         """
         if not self.chains:
-            return unit
+            return self.fit(unit)
         for chain in self.chains:
             passed = chain.process(unit)
             if passed is not None:
-                return passed
+                return self.fit(passed)
         return None

@@ -40,6 +40,8 @@ PREPARED_EVENTS_MAX = 100
 # A request of telemetry that is larger is led through the processors in a thread: it is read and
 # written as a whole, which for one of some megabytes takes tens of milliseconds.
 PREPARED_INLINE_BYTES = 256 * 1024
+# What is led through them in a thread at once, before it is looked at what can be sent.
+PREPARED_AT_ONCE_BYTES = 4 * 1024 * 1024
 # After a wait this long since the last look: is what we hold still wanted?
 LOOK_AGAIN_S = 1.0
 
@@ -332,29 +334,47 @@ class DeliveryLoop:
         return batch
 
     def _is_large(self, item: Item) -> bool:
-        """Whether processors would keep the event loop from others for long."""
+        """Whether processors, or a conversion, would keep the event loop from others for long."""
+        if item.ready is not None:
+            return False
+        if not isinstance(item.event, Event):
+            return self._context.converts(item.event)
         return (
-            item.ready is None
-            and self._has_processors
+            self._has_processors
             and item.event.size_bytes > PREPARED_INLINE_BYTES
-            and isinstance(item.event, Event)
             and item.event.count is not None
         )
 
     async def _prepare_large(self, lane: DeliveryLane) -> None:
-        """Lead the head of a lane through the processors beside the event loop, if it is large."""
-        head = lane.head()
-        if head is None or head.refusal is not None or not self._is_large(head):
+        """Lead the first of a lane through the processors beside the event loop, if large."""
+        first: list[Item] = []
+        size_bytes = 0
+        for item in lane.sendable():
+            size_bytes += item.event.size_bytes
+            is_enough = len(first) == lane.limit_events or size_bytes > PREPARED_AT_ONCE_BYTES
+            if item.refusal is not None or not self._is_large(item) or (first and is_enough):
+                break
+            first.append(item)
+        if not first:
             return
-        (left,) = await asyncio.gather(
-            asyncio.to_thread(self._context.process, head.event), return_exceptions=True
-        )
-        if head.decision is not None:
-            return  # an operator, or retention, was faster
-        if isinstance(left, BaseException):
-            self.judge.cannot_process(head, left)
-        else:
-            self._prepared(head, left)
+        prepared = await asyncio.to_thread(self._process_all, [item.event for item in first])
+        for item, left in zip(first, prepared, strict=True):
+            if item.decision is not None:
+                continue  # an operator, or retention, was faster
+            if isinstance(left, Exception):
+                self.judge.cannot_process(item, left)
+            else:
+                self._prepared(item, left)
+
+    def _process_all(self, events: Sequence[Unit]) -> list[Unit | Exception | None]:
+        """Return what processors leave of some events, or raise for them. In any thread."""
+        left: list[Unit | Exception | None] = []
+        for event in events:
+            try:
+                left.append(self._context.process(event))
+            except Exception as error:
+                left.append(error)
+        return left
 
     def _prepare(self, item: Item) -> bool:
         """Lead an event through the processors; False if it is not to be sent."""

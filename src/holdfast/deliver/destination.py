@@ -40,8 +40,9 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics, State
 from holdfast.errors import BadInput, HoldfastError, ReaderError
 from holdfast.quiver import Position, Quiver, Statistics
-from holdfast.signals.event import Unit
+from holdfast.signals.event import ArrowData, Unit
 from holdfast.signals.registry import signal_named, signal_of_slot
+from holdfast.signals.signal import Form
 
 __all__ = ["DeliverySettings", "Destination", "DestinationStatistics", "State"]
 
@@ -267,7 +268,8 @@ class Destination:
 
     async def _redrive_one(self, delivery: DeliveryLoop, event: Unit) -> Failure | None:
         """Send one letter as if it came now: through the processors, if it can be taken."""
-        signal = signal_named(event.signal)
+        form = Form.ARROW if isinstance(event, ArrowData) else None
+        signal = signal_named(event.signal, form)
         if signal is None:
             refusal: str | None = f"there is no signal {event.signal!r}"
         else:
@@ -275,7 +277,10 @@ class Destination:
         if refusal is not None:
             return Failure(FailureClass.PERMANENT, refusal, code=NOT_TAKEN)
         try:
-            ready = self._context.process(event)
+            if self._context.converts(event):
+                ready = await asyncio.to_thread(self._context.process, event)
+            else:
+                ready = self._context.process(event)
         except Exception as error:
             reason = f"a processor raised {type(error).__name__}"
             return Failure(FailureClass.PERMANENT, reason, code="processor")
@@ -358,5 +363,9 @@ class Destination:
 
 
 def _by_signal(by_slot: Mapping[str, float]) -> dict[str, float]:
-    signals = signal_of_slot()
-    return {signals[slot]: value for slot, value in by_slot.items() if slot in signals}
+    """Return the greatest of each signal: it may have several slots."""
+    signals, found = signal_of_slot(), dict[str, float]()
+    for slot, value in by_slot.items():
+        if (signal := signals.get(slot)) is not None:
+            found[signal] = max(value, found.get(signal, 0.0))
+    return found

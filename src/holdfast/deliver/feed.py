@@ -25,7 +25,7 @@ from holdfast.errors import UnknownPosition
 from holdfast.quiver import Bundle, Outcome, Position, Quiver, Range
 from holdfast.signals.event import Unit
 from holdfast.signals.registry import signal_of
-from holdfast.signals.signal import Signal
+from holdfast.signals.signal import Form, Signal
 
 # How often to look for data that nobody announced.
 LOOK_EVERY_S = 60.0
@@ -63,7 +63,7 @@ class Feed:
         self._quiver_id = quiver.quiver_id
         self._settings = settings
         self._refusal_of = refusal_of
-        self._handlings: dict[str, _Handling] = {}
+        self._handlings: dict[tuple[str, Form], _Handling] = {}
         options = settings.subscriber_options()
         # `count`: a loss is in the statistics and in the ledger already. Stopping at it would add
         # an outage to the loss, and no one here could accept it.
@@ -199,9 +199,10 @@ class Feed:
         signal = signal_of(bundle.kind, [*bundle.sound_slots, *damaged_slots])
         # Per signal, not per bundle: whether a signal is wanted and what its key is made of do not
         # change while a destination runs.
-        handling = self._handlings.get(signal.name)
+        known = signal.name, signal.form
+        handling = self._handlings.get(known)
         if handling is None:
-            handling = self._handlings[signal.name] = self._handling(signal)
+            handling = self._handlings[known] = self._handling(signal)
         if not handling.is_wanted:
             tracked.whole = NOT_WANTED
             return tracked

@@ -136,7 +136,7 @@ class DeliverySettings(FileSettings):
     @field_validator("signals")
     @classmethod
     def _are_signals(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        known = sorted(signal.name for signal in all_signals())
+        known = sorted({signal.name for signal in all_signals()})
         for name in names or ():
             if name not in known:
                 raise ValueError(f"there is no signal {name!r}; known signals: {', '.join(known)}")

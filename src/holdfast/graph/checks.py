@@ -311,9 +311,9 @@ class _Checker:
     def _signals_are_known(self) -> None:
         for node in self._graph.of_kind("receiver"):
             for name in node.component.produces(node.config):
-                if signal_named(name) is None:
+                if isinstance(name, str) and signal_named(name) is None:
                     message = f"{node.name!r} receives {name!r}, which is not a signal"
-                    known = ", ".join(known.name for known in all_signals())
+                    known = ", ".join(dict.fromkeys(known.name for known in all_signals()))
                     self._error(self._node_place(node.name), message, f"known signals: {known}")
 
     def _check_signals(
@@ -510,8 +510,8 @@ class _Checker:
 
 def _received(node: Node) -> Iterator[tuple[str, Signal]]:
     """Yield what a receiver accepts, with words that say so."""
-    for name in node.component.produces(node.config):
-        signal = signal_named(name)
+    for one in node.component.produces(node.config):
+        signal = signal_named(one) if isinstance(one, str) else one
         if signal is not None:
             yield f"{node.name!r} receives", signal
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast.dead_letters.queue import DeadLetterQueue
-from holdfast.deliver.context import DeliveryContext, ProcessorChain, Taps
+from holdfast.deliver.context import DeliveryContext, ProcessorChain, Taps, fitting
 from holdfast.deliver.exporter import Answer, Exporter, ExporterContext
 from holdfast.graph.paths import ChainStep, DestinationPlan
 from holdfast.processors.processor import Processor, Router
 from holdfast.seam import Seam
-from holdfast.signals.event import Unit
+from holdfast.signals.event import Event, Unit
+from holdfast.signals.registry import signal_named
+from holdfast.signals.signal import Form
 
 
 def chain_of(steps: tuple[ChainStep, ...]) -> ProcessorChain:
@@ -26,10 +28,12 @@ def _function(step: ChainStep) -> Callable[[Any], Unit | None]:
     lets through what the router sends to its port. Rules are cheap, and no state is shared between
     paths.
     """
+    fit = fitting(step.node.component.takes(step.node.config))
     if step.port is None:
-        return cast("Processor", step.node.processor).process
+        process = cast("Processor", step.node.processor).process
+        return lambda unit: process(fit(unit))
     router = cast("Router", step.node.processor)
-    return lambda unit: unit if router.port(unit) == step.port else None
+    return lambda unit: fitted if router.port(fitted := fit(unit)) == step.port else None
 
 
 class RoundRobin:
@@ -90,4 +94,21 @@ def delivery_context(
         chains=[chain_of(steps) for steps in plan.chains],
         tap=partial(taps.see, plan.name),
         refusal_of=plan.refusal_of,
+        fit=fitting(plan.takes),
+        converts=partial(_is_converted, plan, {}),
     )
+
+
+def _is_converted(plan: DestinationPlan, known: dict[str, bool], unit: Unit) -> bool:
+    """Whether a unit gets another form on its way; `known` remembers it by signal."""
+    if isinstance(unit, Event):
+        return False
+    if unit.signal not in known:
+        signal = signal_named(unit.signal, Form.ARROW)
+        takes = [one.node.component.takes(one.node.config) for way in plan.chains for one in way]
+        known[unit.signal] = (
+            signal is not None
+            and signal.conversion is not None
+            and not all(one.includes(signal) for one in (*takes, plan.takes))
+        )
+    return known[unit.signal]

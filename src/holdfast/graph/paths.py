@@ -19,7 +19,7 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph import quiver_node
 from holdfast.graph.model import Graph, Node, PortSettings
 from holdfast.quiver.engine.verbs import StartPosition
-from holdfast.signals.signal import Signal
+from holdfast.signals.signal import Form, Signal, Takes
 
 IMPLICIT_QUIVER = "quiver"
 # Of the data directory.
@@ -55,15 +55,47 @@ class DestinationPlan:
         assert delivery is not None, "BUG: an exporter without delivery settings"
         return delivery
 
+    @property
+    def takes(self) -> Takes:
+        """What its exporters take: all of them, since who has its turn is known too late."""
+        all_take = [node.component.takes(node.config) for node in self.exporters]
+        named = [one.signals for one in all_take if one.signals is not None]
+        return Takes(
+            frozenset.intersection(*(one.forms for one in all_take)),
+            frozenset.intersection(*named) if named else None,
+            all_take[0].sent_as,
+        )
+
     def refusal_of(self, signal: Signal) -> str | None:
         """Say which component on the way cannot take a signal; None if all can."""
-        processors = [step.node for chain in self.chains for step in chain]
-        for node in (*processors, *self.exporters):
-            takes = node.component.takes(node.config)
-            if not takes.includes(signal):
-                what = f"the {node.kind} {node.name!r} takes {takes}"
-                return f"{what}, not {signal.name} ({signal.form})"
+        for chain in self.chains:
+            given = signal
+            for node in (*(step.node for step in chain), *self.exporters):
+                takes = node.component.takes(node.config)
+                taken = given.taken_by(takes)
+                if taken is None:
+                    what = f"the {node.kind} {node.name!r} takes {takes}"
+                    return f"{what}, not {given.name} ({given.form})"
+                given = taken if node.kind == "processor" else given
+            if given.taken_by(self.takes) is None:
+                return f"the exporters that take turns do not all take {given.name} in one form"
         return None
+
+    def forms_of(self, signal: Signal) -> tuple[Form, ...]:
+        """Return the forms that a signal has on its way, where it is not refused.
+
+        More than one: it is converted.
+        """
+        forms = [signal.form]
+        for chain in self.chains:
+            given: Signal | None = signal
+            takes = [step.node.component.takes(step.node.config) for step in chain]
+            for one in (*takes, self.takes):
+                given = None if given is None else given.taken_by(one)
+                if given is not None and given.form not in forms:
+                    forms.append(given.form)
+        sent_as = self.takes.sent_as
+        return (*forms, sent_as) if sent_as not in (None, forms[-1]) else tuple(forms)
 
 
 @dataclass(frozen=True)

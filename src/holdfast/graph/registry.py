@@ -18,7 +18,7 @@ from importlib.metadata import entry_points
 from typing import Any, Literal, NamedTuple
 
 from holdfast.settings import Settings
-from holdfast.signals.signal import RAW_EVENTS, Takes
+from holdfast.signals.signal import RAW_EVENTS, Signal, Takes
 
 Kind = Literal["receiver", "processor", "exporter"]
 ConfigModel = type[Settings]
@@ -53,9 +53,12 @@ class Component(NamedTuple):
         model: ConfigModel = self.code.Config
         return model
 
-    def produces(self, config: Settings) -> tuple[str, ...]:
-        """Return the names of the signals that a receiver accepts; empty if it does not say."""
-        declare: Callable[[Settings], tuple[str, ...]] | None
+    def produces(self, config: Settings) -> tuple[str | Signal, ...]:
+        """Return the signals that a receiver accepts; empty if it does not say.
+
+        By name or, where one comes in several forms, as they are.
+        """
+        declare: Callable[[Settings], tuple[str | Signal, ...]] | None
         declare = getattr(self.code, "produces", None)
         return () if declare is None else declare(config)
 
@@ -99,6 +102,14 @@ COMPONENTS: tuple[Component, ...] = (
         "holdfast.receive.otlp",
         "Takes OpenTelemetry's traces, metrics and logs over OTLP.",
         ("urn:otel:otlp:receiver", "urn:otel:receiver:otlp", "receiver:otlp"),
+        extra="otel",
+    ),
+    Component(
+        "otap",
+        "receiver",
+        "holdfast.receive.otap",
+        "Takes OpenTelemetry's traces, metrics and logs as Arrow tables over OTAP.",
+        ("urn:otel:otap:receiver", "urn:otel:receiver:otap", "receiver:otap"),
         extra="otel",
     ),
     QUIVER,
@@ -159,6 +170,14 @@ COMPONENTS: tuple[Component, ...] = (
             *("urn:otel:otlp:exporter", "urn:otel:exporter:otlp_grpc", "exporter:otlp_grpc"),
             *OTLP_HTTP,
         ),
+        extra="otel",
+    ),
+    Component(
+        "otap",
+        "exporter",
+        "holdfast.deliver.exporters.otap",
+        "Sends traces, metrics and logs on as Arrow tables over OTAP.",
+        ("urn:otel:otap:exporter", "urn:otel:exporter:otap", "exporter:otap"),
         extra="otel",
     ),
     Component(

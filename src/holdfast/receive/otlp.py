@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -40,6 +40,50 @@ _ADDRESS_OF = {"grpc": _ADDRESS, "http": "http_listening_addr"}
 _NEVER_KEPT = re.compile(
     "authorization|cookie|proxy-.*|content-.*|transfer-encoding|connection|host|te|grpc-.*|client"
 )
+
+
+class ProtectedSettings(Protocol):
+    """What says who may send."""
+
+    @property
+    def tokens(self) -> tuple[TokenSettings, ...]:
+        """Producers that may send."""
+
+    @property
+    def token_file(self) -> LocalPath | None:
+        """A file with more of them."""
+
+    @property
+    def tls(self) -> ListenerTls | None:
+        """Speak TLS."""
+
+    @property
+    def allow_anonymous(self) -> bool:
+        """Listen for other machines though anybody may send."""
+
+
+def check_kept_headers(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of headers that may be kept, or raise `ValueError`.
+
+    What is kept is stored beside each request and sent on to a backend. A credential of the sender
+    must be neither on disk nor there.
+    """
+    for name in names:
+        if _NEVER_KEPT.fullmatch(name.lower()) or not re.fullmatch(r"[\w-]{1,64}", name):
+            raise ValueError(f"{name!r} cannot be kept: a secret, or no header of a sender")
+    return names
+
+
+def check_protected(settings: ProtectedSettings, listening: Mapping[str, str]) -> None:
+    """Raise `ValueError` if other machines may send, and nobody is asked who they are."""
+    mutual = settings.tls is not None and settings.tls.client_ca_file is not None
+    asks = bool(settings.tokens) or settings.token_file is not None or mutual
+    for key, address in listening.items():
+        if not asks and not settings.allow_anonymous and not parse_address(address).is_loopback:
+            raise ValueError(
+                f"{key}: {address} is open to other machines and nobody is asked who they are;"
+                " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
+            )
 
 
 class OtlpLimits(BodyLimits):
@@ -115,23 +159,11 @@ class Config(Settings):
     @field_validator("keep_headers")
     @classmethod
     def _may_be_kept(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        # What is kept is stored beside each request and sent on to a backend. A credential of the
-        # sender must be neither on disk nor there.
-        for name in names:
-            if _NEVER_KEPT.fullmatch(name.lower()) or not re.fullmatch(r"[\w-]{1,64}", name):
-                raise ValueError(f"{name!r} cannot be kept: a secret, or no header of a sender")
-        return names
+        return check_kept_headers(names)
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
-        mutual = self.tls is not None and self.tls.client_ca_file is not None
-        asks = bool(self.tokens) or self.token_file is not None or mutual
-        for key, address in self.listening.items():
-            if not asks and not self.allow_anonymous and not parse_address(address).is_loopback:
-                raise ValueError(
-                    f"{key}: {address} is open to other machines and nobody is asked who they are;"
-                    " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
-                )
+        check_protected(self, self.listening)
         return self
 
     @property
@@ -169,7 +201,7 @@ class OtlpReceiver:
             takes_parts=config.partial_success,
         )
         counts = RequestCounts()
-        tokens = _tokens_of(config, context)
+        tokens = tokens_of(config, context)
         self.app = otlp_app(
             context,
             self.intake,
@@ -232,7 +264,7 @@ class OtlpReceiver:
         changes = {"tokens": config.tokens, "token_file": config.token_file}
         if config != self._config.model_copy(update=changes):
             return False
-        tokens = _tokens_of(config, self._context)
+        tokens = tokens_of(config, self._context)
         self.app.use_tokens(tokens)
         self.gate.tokens = tokens
         self._config = config
@@ -257,7 +289,7 @@ class OtlpReceiver:
         )
 
 
-def _tokens_of(config: Config, context: ReceiverContext) -> Tokens:
+def tokens_of(config: ProtectedSettings, context: ReceiverContext) -> Tokens:
     """Return the tokens of the configuration and those of its file, as it is now."""
     settings = list(config.tokens)
     if config.token_file is not None:
@@ -267,7 +299,7 @@ def _tokens_of(config: Config, context: ReceiverContext) -> Tokens:
         if "*" not in one.namespaces or one.references:
             raise BadConfig(
                 f"the token of {one.name!r} names namespaces, which telemetry does not have",
-                hint="leave `namespaces` and `references` out for a receiver of OTLP",
+                hint="leave `namespaces` and `references` out for a receiver of telemetry",
             )
     return Tokens(settings, context.seam)
 

@@ -21,8 +21,11 @@ from holdfast.quiver import Bundle, Position
 NO_HEADERS: Mapping[str, str] = {}
 # The signal of a raw slot that no registered signal claims.
 RAW_SIGNAL = "raw"
-# Counts the items of a payload (spans, data points, log records); 0 if it cannot be read.
-ItemCounter: TypeAlias = Callable[[bytes], int]
+# Counts the items of a payload, or of some slots (spans, data points, log records); 0 if it cannot
+# be read.
+ItemCounter: TypeAlias = Callable[[Any], int]
+# Our own header beside an event: who sent it to us. It is nobody's business further on.
+_OWN_HEADER = "client"
 _NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11")
 
 
@@ -115,8 +118,13 @@ class ArrowData:
     # Slots of the bundle that cannot be read, and how many rows it had in them.
     damaged_slots: tuple[str, ...] = ()
     damaged_rows: int = 0
-    # Its rows are what is counted.
-    items: ClassVar[None] = None
+    # What counts its items, if it is made of some; else its rows are what is counted.
+    count: ItemCounter | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def items(self) -> int | None:
+        """How many items it holds; None where it is not made of items."""
+        return None if self.count is None else self.count(self.slots)
 
     @property
     def rows(self) -> int:
@@ -169,7 +177,11 @@ def events_of(
 
 
 def arrow_data_of(
-    bundle: Bundle, quiver_id: str, signal: str, first_row: int = 0
+    bundle: Bundle,
+    quiver_id: str,
+    signal: str,
+    first_row: int = 0,
+    count: ItemCounter | None = None,
 ) -> list[ArrowData]:
     """Return a bundle of record batches as one unit.
 
@@ -185,8 +197,14 @@ def arrow_data_of(
             signal,
             damaged_slots=bundle.damaged_slots,
             damaged_rows=bundle.events - sum(batch.num_rows for batch in slots.values()),
+            count=count,
         )
     ]
+
+
+def headers_sent_on(unit: Unit) -> dict[str, str]:
+    """Return the headers that were kept of a unit, to be sent on with it."""
+    return {name: value for name, value in unit.headers.items() if name != _OWN_HEADER}
 
 
 def _idempotency_key(quiver_id: str, position: Position) -> str:

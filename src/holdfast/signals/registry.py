@@ -12,6 +12,12 @@ from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
 from holdfast.signals.item_tables import TelemetryTable
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
+from holdfast.signals.otap.extractor import (
+    otap_extractors,
+    otap_item_counter,
+    otap_split,
+)
+from holdfast.signals.otap.payloads import kind_of_slots
 from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Signal, in_raw_slot
@@ -50,7 +56,24 @@ def _otlp(kind: OtlpKind) -> Signal:
     )
 
 
-_signals: list[Signal] = [OPENLINEAGE, *(_otlp(kind) for kind in OtlpKind)]
+def _otap(kind: OtlpKind) -> Signal:
+    """Return the same in another form: the tables of OTAP, one batch in each bundle."""
+    return Signal(
+        kind.value,
+        Form.ARROW,
+        lambda frame, slots: frame is FrameKind.ARROW and kind_of_slots(slots) is kind,
+        extractors=otap_extractors(kind),
+        split=otap_split(kind),
+        count=otap_item_counter(kind),
+        promises_order=False,
+    )
+
+
+_signals: list[Signal] = [
+    OPENLINEAGE,
+    *(_otlp(kind) for kind in OtlpKind),
+    *(_otap(kind) for kind in OtlpKind),
+]
 
 
 def register(signal: Signal) -> None:
@@ -69,9 +92,11 @@ def all_signals() -> Sequence[Signal]:
     return (*_signals, _RAW, ROWS)
 
 
-def signal_named(name: str) -> Signal | None:
-    """Return the signal of a name."""
-    return next((signal for signal in all_signals() if signal.name == name), None)
+def signal_named(name: str, form: Form | None = None) -> Signal | None:
+    """Return the signal of a name, in a form if that matters."""
+    return next(
+        (one for one in all_signals() if one.name == name and form in (None, one.form)), None
+    )
 
 
 def signal_of(kind: FrameKind, slots: Collection[str]) -> Signal:
@@ -87,6 +112,12 @@ def tables() -> dict[str, ItemTable]:
     return {name: one for signal in _signals for name, one in signal.tables.items()}
 
 
+def otap_signals() -> tuple[Signal, ...]:
+    """Return the signals of OpenTelemetry in tables."""
+    known = (signal_named(kind.value, Form.ARROW) for kind in OtlpKind)
+    return tuple(signal for signal in known if signal is not None)
+
+
 def readers() -> dict[str, DocumentReader]:
     """Return what makes JSON documents of payloads that are not JSON, by slot."""
     return {
@@ -98,12 +129,16 @@ def readers() -> dict[str, DocumentReader]:
 
 
 def signal_of_slot() -> dict[str, str]:
-    """Return the signals whose events are made of items, by their slots."""
+    """Return the signals whose events are made of items, by their slots.
+
+    A slot that several signals have is not among them; its extractor names none.
+    """
     return {
         slot: signal.name
         for signal in _signals
         if signal.count is not None
-        for slot in signal.extractors
+        for slot, one in signal.extractors.items()
+        if getattr(one, "signal", signal.name)
     }
 
 

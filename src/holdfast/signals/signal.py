@@ -8,8 +8,12 @@
     tables      by name: its items as rows, made when somebody reads them.
     read        what makes a JSON document of a payload, if that is not JSON itself.
     count       what counts the items of a payload, if it stands for several.
+    conversion  what makes units of another form of it, for components that do not take this one.
     promises_order   whether its units mean something else if they arrive in another order.
     roots       slots that the others refer to: without one of them the rest means nothing.
+
+One signal may come in several forms: traces as requests of OTLP, and as record batches. These are
+several `Signal`s of one name, and whoever names it means all of them.
 
 Receivers name the signals that they produce, processors and exporters say with `Takes` what they
 can be given. `holdfast validate` compares the two; at run time a destination holds what it cannot
@@ -19,9 +23,9 @@ take. Registered in `registry.py`, so that neither deliver nor graph knows any s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.quiver import Bundle, Extractor, ItemTable
 from holdfast.quiver.base.frame import FrameKind
@@ -48,6 +52,13 @@ Recognise = Callable[[FrameKind, Collection[str]], bool]
 Split = Callable[[Bundle, str, str, int], Sequence[Unit]]
 
 
+class Conversion(NamedTuple):
+    """What makes units of another form. It may take its time, so never on the event loop."""
+
+    form: Form
+    convert: Callable[[Any], Unit]
+
+
 @dataclass(frozen=True)
 class Signal:
     """One kind of content."""
@@ -62,6 +73,7 @@ class Signal:
     split: Split | None = None
     read: DocumentReader | None = None
     count: ItemCounter | None = None
+    conversion: Conversion | None = None
     promises_order: bool = True
     roots: frozenset[str] = frozenset()
 
@@ -70,7 +82,7 @@ class Signal:
         if self.split is not None:
             return self.split(bundle, quiver_id, self.name, first_row)
         if self.form is Form.ARROW:
-            return arrow_data_of(bundle, quiver_id, self.name, first_row)
+            return arrow_data_of(bundle, quiver_id, self.name, first_row, self.count)
         return events_of(bundle, quiver_id, self.name, first_row, self.read, self.count)
 
     def can_do_without(self, damaged_slots: Collection[str]) -> bool:
@@ -86,6 +98,15 @@ class Signal:
             return next(iter(self.order_keys.values()), None)
         return self.order_keys.get(name)
 
+    def taken_by(self, takes: Takes) -> Signal | None:
+        """Return the signal as a component gets it: as it is, or converted; None if it cannot."""
+        if takes.includes(self):
+            return self
+        if self.conversion is None:
+            return None
+        converted = replace(self, form=self.conversion.form, conversion=None)
+        return converted if takes.includes(converted) else None
+
 
 def in_raw_slot(slot: str) -> Recognise:
     """Return what recognises the raw bundles of a slot."""
@@ -99,6 +120,8 @@ class Takes:
     forms: frozenset[Form] = frozenset({Form.JSON, Form.RAW})
     # None: any, known today or not.
     signals: frozenset[str] | None = None
+    # What an exporter makes of all of them before it sends; None: it sends what it is given.
+    sent_as: Form | None = None
 
     def includes(self, signal: Signal) -> bool:
         """Whether units of a signal can be given to it."""

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.deliver.exporter import Answer, Exporter, ExporterContext, Failure
 from holdfast.quiver import Position
 from holdfast.seam import Seam
-from holdfast.signals.event import Event
+from holdfast.signals.event import Event, Unit
 
 QUIVER_ID = "7b0a2c1e-8c55-4a6e-9d9f-2f8d2b7f6a10"
 
@@ -49,7 +49,7 @@ def with_exporter(exporter: Exporter, use: Callable[[Exporter], Coroutine[Any, A
     return asyncio.run(run())
 
 
-def send(exporter: Exporter, *batches: Sequence[Event]) -> list[Answer]:
+def send(exporter: Exporter, *batches: Sequence[Unit]) -> list[Answer]:
     """Send some batches, one after the other."""
 
     async def use(started: Exporter) -> list[Answer]:

@@ -17,7 +17,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import aiohttp
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -141,6 +141,28 @@ class HttpClientSettings(FileSettings):
         if self.connect_timeout > self.total_timeout:
             raise ValueError("`connect_timeout` must not be longer than `total_timeout`")
         return self
+
+
+# Other spellings of keys, as other collectors have them.
+_ALIASES = {
+    "endpoint": "url",
+    "grpc_endpoint": "url",
+    "compression_method": "compression",
+    "timeout": "total_timeout",
+}
+
+
+def in_our_spelling(value: Any) -> Any:
+    """Return settings under our names; raises `ValueError` if one is given twice."""
+    if not isinstance(value, dict):
+        return value
+    ours: dict[str, Any] = {}
+    for key, item in value.items():
+        name = _ALIASES.get(key, str(key))
+        if name in ours:
+            raise ValueError(f"{key!r} and {name!r} are the same; keep one of them")
+        ours[name] = item
+    return ours
 
 
 def endpoint_url(address: str, path: str) -> URL:

@@ -35,30 +35,22 @@ from holdfast.deliver.exporters.http_client import (
     HttpClient,
     HttpClientSettings,
     endpoint_url,
+    in_our_spelling,
 )
 from holdfast.extras import need
 from holdfast.grpc.status import fields_of
 from holdfast.settings import FileSettings, SizeBytes
-from holdfast.signals.event import Event
+from holdfast.signals.event import Event, headers_sent_on
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Takes
 
 MB = 1024 * 1024
-# Our own header beside an event: who sent it to us. It is nobody's business further on.
-_OWN_HEADER = "client"
 # Partial successes are logged this often.
 _WARNING_INTERVAL_S = 60.0
 _REFUSALS = (FailureClass.PERMANENT, FailureClass.TOO_LARGE)
 # More than this is a negative number, or nonsense.
 _ITEMS_MAX = 2**62
 _UNAUTHORIZED_CODES = ("401", "UNAUTHENTICATED")
-# Other spellings of keys, as other collectors have them.
-_ALIASES = {
-    "endpoint": "url",
-    "grpc_endpoint": "url",
-    "compression_method": "compression",
-    "timeout": "total_timeout",
-}
 
 log = logging.getLogger("holdfast.deliver")
 
@@ -129,15 +121,7 @@ class Config(HttpClientSettings):
     @model_validator(mode="before")
     @classmethod
     def _with_our_spelling(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        ours: dict[str, Any] = {}
-        for key, item in value.items():
-            name = _ALIASES.get(key, str(key))
-            if name in ours:
-                raise ValueError(f"{key!r} and {name!r} are the same; keep one of them")
-            ours[name] = item
-        return ours
+        return in_our_spelling(value)
 
     @model_validator(mode="after")
     def _fits_the_protocol(self) -> Self:
@@ -357,8 +341,7 @@ class _RunKey(NamedTuple):
 
 
 def _joins_with(event: Event) -> _RunKey:
-    kept = tuple(sorted(item for item in event.headers.items() if item[0] != _OWN_HEADER))
-    return _RunKey(event.signal, kept)
+    return _RunKey(event.signal, tuple(sorted(headers_sent_on(event).items())))
 
 
 def endpoint_of(config: Config, kind: OtlpKind) -> URL:

@@ -7,8 +7,9 @@ decides whether a request is held or given up is whether the answer is about *it
 | gRPC                                           | HTTP               | class       |
 |------------------------------------------------|--------------------|-------------|
 | INVALID_ARGUMENT                               | 400, 422           | `permanent` |
-| "larger than", "too large", "exceeds" in       | 413                | `too_large` |
-| RESOURCE_EXHAUSTED or OUT_OF_RANGE             |                    |             |
+| "larger than", "too large", "exceeds",         | 413                | `too_large` |
+| "smaller batches" in RESOURCE_EXHAUSTED or     |                    |             |
+| OUT_OF_RANGE                                   |                    |             |
 | UNAUTHENTICATED, PERMISSION_DENIED             | 401, 403, 407      | `auth`      |
 | everything else, also INTERNAL, UNKNOWN and    | everything else,   | `transient` |
 | RESOURCE_EXHAUSTED without RetryInfo           | also 500           |             |
@@ -52,7 +53,7 @@ COMPRESSED_INLINE_BYTES = 64 * 1024
 MAX_RETRY_AFTER_S = 3600.0
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _CONTENT_TYPE = "application/x-protobuf"
-_TOO_LARGE = re.compile(r"larger than|too large|exceeds", re.IGNORECASE)
+_TOO_LARGE = re.compile(r"larger than|too large|exceeds|smaller batches", re.IGNORECASE)
 _SIZE_CODES = (StatusCode.RESOURCE_EXHAUSTED, StatusCode.OUT_OF_RANGE)
 _AUTH_CODES = (StatusCode.UNAUTHENTICATED, StatusCode.PERMISSION_DENIED)
 
@@ -70,6 +71,27 @@ class OtlpTransport(Protocol):
         """Let go of connections."""
 
 
+def grpc_target(url: URL, settings: HttpClientSettings, context: ExporterContext) -> GrpcTarget:
+    """Return where a backend is, and how to speak to it; certificates are looked at here."""
+    tls = None
+    if url.scheme == "https":
+        tls = ClientCertificates(settings.tls, context, ("h2",)).current
+    assert url.host is not None, "BUG: an address without a host"
+    return GrpcTarget(
+        host=url.host,
+        port=url.port or DEFAULT_PORTS[url.scheme],
+        tls=tls,
+        connect_timeout_s=settings.connect_timeout,
+        max_response_bytes=settings.max_response_bytes,
+        user_agent=f"holdfast/{__version__}",
+    )
+
+
+def metadata_of(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Return headers as a call of gRPC has them."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
 class GrpcTransport:
     """OTLP over gRPC."""
 
@@ -80,18 +102,7 @@ class GrpcTransport:
         self._encoding = compression.replace("none", "identity").encode()
         self._clock = context.seam.clock
         self._client: GrpcClient | None = None
-        tls = None
-        if url.scheme == "https":
-            tls = ClientCertificates(settings.tls, context, ("h2",)).current
-        assert url.host is not None, "BUG: an address without a host"
-        self._target = GrpcTarget(
-            host=url.host,
-            port=url.port or DEFAULT_PORTS[url.scheme],
-            tls=tls,
-            connect_timeout_s=settings.connect_timeout,
-            max_response_bytes=settings.max_response_bytes,
-            user_agent=f"holdfast/{__version__}",
-        )
+        self._target = grpc_target(url, settings, context)
 
     async def start(self) -> None:
         self._client = GrpcClient(self._target, self._clock)
@@ -103,13 +114,12 @@ class GrpcTransport:
 
     async def export(self, kind: OtlpKind, body: bytes, headers: Mapping[str, str]) -> bytes:
         assert self._client is not None, "BUG: the transport was not started"
-        metadata = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         try:
             return await self._client.call(
                 kind.grpc_path,
                 body,
                 timeout_s=self._settings.total_timeout,
-                metadata=metadata,
+                metadata=metadata_of(headers),
                 encoding=self._encoding,
             )
         except CallFailed as failed:

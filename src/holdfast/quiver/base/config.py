@@ -65,6 +65,10 @@ class Extractor(Protocol):
 
     It may have an attribute `signal`, a text: what the content of the slot means. It stands in the
     manifests of segments, and statistics are told by it.
+
+    Rows that have no times of their own, because those of another slot in each bundle speak for
+    them, are said to be so by an attribute `is_timed` that is false. They are as if they were not
+    there when event times are summed up and stated; what a row shows is its ingestion time.
     """
 
     def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -333,3 +337,8 @@ class QuiverConfig:
     def max_bundle_bytes(self) -> int:
         """The largest payload of one bundle."""
         return self.append.max_bundle_bytes or self.segment.target_size_bytes
+
+    def is_timed(self, slot: str) -> bool:
+        """Whether the rows of a slot have times of their own; see `Extractor`."""
+        is_timed: bool = getattr(self.extractors.get(slot), "is_timed", True)
+        return is_timed

@@ -62,6 +62,7 @@ from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.engine.engine import Engine
 from holdfast.quiver.ledger.subscriber import Position
+from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.manifest import OPAQUE, RAW
 from holdfast.quiver.segments.rows import TableMaker
 from holdfast.quiver.segments.segment import Segment
@@ -248,6 +249,8 @@ class EventTimes:
             if held.producer is not None and held.watermark_ns != NO_WATERMARK:
                 self._promised(held.producer, held.watermark_ns)
         for made in self._tables.tables(fresh):
+            if not self._engine.config.is_timed(made.group.slot):
+                continue
             table, seqs = made.table, _flat(made.table, "_seq")
             rows = _no_rows(table.num_rows) if made.group.kind == OPAQUE else _flat(table, "_row")
             if made.items is not None:
@@ -272,7 +275,7 @@ class EventTimes:
         try:
             batches = [
                 (f.batch(place), f.summary.kind)
-                for f in segment.files
+                for f in self._timed_files(segment)
                 for place in range(len(f.summary.batches))
             ]
         except Damaged:
@@ -357,13 +360,18 @@ class EventTimes:
     def _least_us(self, segment: Segment, beyond: Position, claim_us: int | None) -> int | None:
         """Read the times of a whole segment: only for one that the position or the claim cuts."""
         least: list[int] = []
-        for file in segment.files:
+        for file in self._timed_files(segment):
             for place in range(len(file.summary.batches)):
                 times = self._times(file.batch(place), file.summary.kind)
                 least_us = times.least_us(beyond, claim_us)
                 if least_us is not None:
                     least.append(least_us)
         return min(least, default=None)
+
+    def _timed_files(self, segment: Segment) -> list[DataFile]:
+        """Return the files whose rows have times of their own."""
+        is_timed = self._engine.config.is_timed
+        return [file for file in segment.files if is_timed(file.summary.slot)]
 
     def _times(self, batch: pa.RecordBatch, kind: str) -> Times:
         """Return positions and times of stored rows, clamped as when they were sealed."""

@@ -330,7 +330,8 @@ class SegmentBuilder:
                     beside = path.with_name(names.ids_file(path.name))
                     write_file(self._disk, beside, [found], "seal.data")
             files.append(written)
-            clamped.append(made.clamped_us if made.items is None else made.items.times_us)
+            if self._config.is_timed(made.group.slot):
+                clamped.append(made.clamped_us if made.items is None else made.items.times_us)
         table = _bundle_table(bundles, places)
         write_file(self._disk, building / names.BUNDLES, [table], "seal.bundles")
         times = pc.min_max(pa.chunked_array(clamped, pa.int64())).as_py()
