@@ -42,9 +42,11 @@ holdfast up CONFIG                # run it
 
 **Connections.** A receiver leads to a quiver, a quiver to exporters, by processors if you like:
 `to: [a, b]`, or port by port with `out_ports`, as a `route` needs it. Processors stand behind the
-quiver, so what they do not let through is an outcome in the ledger. Without a node of type `quiver`
-there is one all the same, in `data_dir`. With `dispatch_strategy: round_robin` the exporters behind
-a port are one destination (`NODE.PORT`) and take turns.
+quiver, so what they do not let through is an outcome in the ledger. A line of them may also lead
+from a receiver to a quiver ([what that costs](processors.md#before-the-buffer)). Without a node of
+type `quiver` there is one all the same, in `data_dir`, right behind the receivers. With
+`dispatch_strategy: round_robin` the exporters behind a port are one destination (`NODE.PORT`) and
+take turns.
 
 **Files of OTAP dataflow.** Its names of components and keys are known: `plugin_urn:
 urn:otel:otlp:receiver` and `type: receiver:otlp` are both the receiver `otlp`. Three of them mean

@@ -18,6 +18,8 @@ def nodes(*lines: str, head: str = "") -> str:
 IN = "in: {kind: receiver, type: toy, to: [hold]}"
 HOLD = "hold: {kind: processor, type: quiver, to: [out]}"
 OUT = "out: {kind: exporter, type: memory}"
+BEFORE = "comes before the quiver: what it drops is answered with success, is in no ledger and "
+BEFORE += "cannot be replayed"
 
 
 @pytest.mark.parametrize(
@@ -61,9 +63,23 @@ OUT = "out: {kind: exporter, type: memory}"
          ["2:3 error the receiver 'in' leads to two quivers"]),
         (nodes("in: {kind: receiver, type: toy, to: [a]}",
                "a: {kind: processor, type: drop, to: [hold]}", HOLD, OUT),
+         [f"3:3 warning 'a' {BEFORE}"]),
+        (nodes("in: {kind: receiver, type: toy, to: [a, hold]}",
+               "a: {kind: processor, type: drop, to: [hold]}", HOLD, OUT),
+         ["2:3 error several paths lead from 'in' to its quiver",
+          f"3:3 warning 'a' {BEFORE}"]),
+        (nodes("in: {kind: receiver, type: toy, to: [a]}",
+               "a: {kind: processor, type: drop, to: [hold, out]}", HOLD, OUT),
+         ["3:47 error 'out' bypasses the quiver",
+          f"3:3 warning 'a' {BEFORE}"]),
+        (nodes("in: {kind: receiver, type: toy, to: [a]}",
+               "a: {kind: processor, type: drop, to: [out]}", HOLD, OUT),
          ["2:3 error the receiver 'in' does not lead to a quiver",
-          "2:40 error the processor 'a' comes before the quiver",
-          "3:41 error 'a' comes before the quiver 'hold'"]),
+          "2:40 error 'a' bypasses the quiver"]),
+        (nodes("in: {kind: receiver, type: toy, to: [r]}",
+               "r: {kind: processor, type: letters, config: {by_letter: {a: one}}, "
+               "out_ports: {one: {destinations: [hold]}}}", HOLD, OUT),
+         ["3:3 error 'r' comes before the quiver, and chooses between ports"]),
         (nodes(IN, "hold: {kind: processor, type: quiver, to: [two]}",
                "two: {kind: processor, type: quiver, to: [out]}", OUT),
          ["3:46 error 'hold' comes before the quiver 'two'"]),

@@ -70,7 +70,7 @@ def test_every_figure_has_exactly_the_labels_of_the_table(told: GatewayStatistic
     flight = {"calls", "refused_calls", "attached_subscribers", "reader_starts"}
     # Only telemetry has them.
     items = {"accepted_items", "refused_items", "sent_items", "filtered_items"}
-    items |= {"failed_items", "rejected_items", "queue_age_seconds"}
+    items |= {"failed_items", "rejected_items", "dropped_before_buffer_items", "queue_age_seconds"}
     silent = {"failed_events", "dead_lettered_events", "refused_events", *flight, *items}
     missing = {name.split(".")[2].removesuffix("_total") for name in labels} - {
         record.name.split(".")[2].removesuffix("_total") for record in own

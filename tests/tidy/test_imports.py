@@ -156,6 +156,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "receive": (
         {"batches", "listening", "receiver", "responses"},
+        {"before_buffer"},
         {"admission", "child", "connection", "cors", "openapi"},
         {"body", "checks", "http_server", "otlp_checks"},
         {"http_app", "otlp_intake"},

@@ -36,6 +36,7 @@ from holdfast.graph.paths import (
     quiver_directory,
     reached,
     takes_turns,
+    ways_in,
     writers,
 )
 from holdfast.graph.validation import nearest
@@ -196,32 +197,51 @@ class _Checker:
     def _flow_by_quivers(self) -> None:
         """Check that each receiver fills one quiver, and that nothing gets around it.
 
-        What a receiver answers for must be durable, so nothing may come before the quiver; with two
-        of them, one could accept an event that the other refuses.
+        What a receiver answers for must be durable; with two quivers, one could accept an event
+        that the other refuses.
         """
+        before: set[str] = set()
+        for node in self._graph.of_kind("receiver"):
+            ways = ways_in(self._graph, node)
+            before |= {step.node.name for _, steps in ways for step in steps}
+            if not ways:
+                message = f"the receiver {node.name!r} does not lead to a quiver"
+                names = ", ".join(one.name for one in self._graph.quivers)
+                self._error(self._node_place(node.name), message, f"add `to: [{names}]`")
+            if len({quiver.name for quiver, _ in ways}) > 1:
+                message = f"the receiver {node.name!r} leads to two quivers"
+                hint = "an event is accepted by one; let that one lead to all destinations"
+                self._error(self._node_place(node.name), message, hint)
+            elif len(ways) > 1:
+                message = f"several paths lead from {node.name!r} to its quiver"
+                self._error(self._node_place(node.name), message, "an event is stored once")
         for node in self._graph.nodes.values():
-            into = [self._graph.nodes[name] for name in node.destinations]
-            if node.kind == "receiver":
-                if not any(target.is_quiver for target in into):
-                    message = f"the receiver {node.name!r} does not lead to a quiver"
-                    names = ", ".join(one.name for one in self._graph.quivers)
-                    self._error(self._node_place(node.name), message, f"add `to: [{names}]`")
-                if sum(target.is_quiver for target in into) > 1:
-                    message = f"the receiver {node.name!r} leads to two quivers"
-                    hint = "an event is accepted by one; let that one lead to all destinations"
-                    self._error(self._node_place(node.name), message, hint)
             for _, place, name in self._arrows(node):
-                self._check_step(node, place, self._graph.nodes[name])
+                self._check_step(node, place, self._graph.nodes[name], before)
+        for name in sorted(before):
+            self._check_before(self._graph.nodes[name])
 
-    def _check_step(self, node: Node, place: Location, target: Node) -> None:
-        hint = BEHIND_HINT.format(name=target.name)
-        if node.kind == "receiver" and target.kind == "processor" and not target.is_quiver:
-            self._error(place, f"the processor {target.name!r} comes before the quiver", hint)
-        elif node.kind == "receiver" and target.kind == "exporter":
+    def _check_step(self, node: Node, place: Location, target: Node, before: set[str]) -> None:
+        """Check one connection; `before` are the processors that lead to a quiver."""
+        is_in_front = node.kind == "receiver" or node.name in before
+        if is_in_front and not target.is_quiver and target.name not in before:
+            hint = BEHIND_HINT.format(name=target.name)
             self._error(place, f"{target.name!r} bypasses the quiver", hint)
-        elif node.kind == "processor" and target.is_quiver:
+        elif target.is_quiver and not is_in_front:
             hint = BEHIND_HINT.format(name=node.name)
             self._error(place, f"{node.name!r} comes before the quiver {target.name!r}", hint)
+
+    def _check_before(self, node: Node) -> None:
+        """Check a processor before a quiver, which it may be, and hardly ever is meant to be."""
+        place = self._node_place(node.name)
+        if node.routes:
+            message = f"{node.name!r} comes before the quiver, and chooses between ports"
+            self._error(place, message, "let the quiver lead to it: before a quiver is one way")
+            return
+        message = f"{node.name!r} comes before the quiver: what it drops is answered with success, "
+        message += "is in no ledger and cannot be replayed"
+        hint = "let the quiver lead to it, unless a smaller buffer is worth that"
+        self._warn(place, message, hint)
 
     def _flow_without_quiver(self) -> None:
         """Check that all receivers lead to the same nodes: they share the implicit quiver."""
@@ -269,6 +289,8 @@ class _Checker:
             sources += self._written(quiver.name)
             check_limits(self._graph, quiver, self._document)
             check_beside_others(self._graph, quiver, self._document)
+            for node in quiver.receivers:
+                self._check_signals_before(node, quiver.before.get(node.name, ()))
             fed = [(one.name, one.exporters[0].name) for one in quiver.destinations]
             if quiver.to_nodes is not None:
                 fed.append((quiver.to_nodes.name, quiver.to_nodes.name))
@@ -335,6 +357,17 @@ class _Checker:
                 known = ", ".join(signal.order_keys)
                 hint = f"its order keys: {known}" if known else "use `order: received`"
                 self._error(place, message + named, hint)
+
+    def _check_signals_before(self, receiver: Node, steps: ProcessorSteps) -> None:
+        """Processors before the quiver take what the receiver accepts, all of it."""
+        for node in (step.node for step in steps):
+            takes = node.component.takes(node.config)
+            for source, signal in _received(receiver):
+                if not takes.includes(signal):
+                    message = f"{node.name!r} cannot take what {source}: it takes {takes}, not "
+                    message += f"{signal.name} ({signal.form})"
+                    hint = "let the quiver lead to it, on the way to a destination"
+                    self._error(self._node_place(node.name), message, hint)
 
     def _check_order(self, one: DestinationPlan, sources: Iterable[tuple[str, Signal]]) -> None:
         """Several workers have several orders: what promises one needs a key to keep it by."""

@@ -1,9 +1,11 @@
 """The ways through a graph: what fills a quiver, and by which processors events leave it.
 
 Receivers lead to a quiver, a quiver to exporters, by processors on the way. A file without a quiver
-has one all the same, between its receivers and what they lead to. Each exporter is one destination
-with all the *chains* that lead to it; exporters that take turns behind a port are one destination
-together, under the name of that port. Pipelines of the same file may read and write its quivers.
+has one all the same, between its receivers and what they lead to. Processors may also stand before
+the quiver, in one line from a receiver: what they drop is never stored. Each exporter is one
+destination with all the *chains* that lead to it; exporters that take turns behind a port are one
+destination together, under the name of that port. Pipelines of the same file may read and write its
+quivers.
 """
 
 from __future__ import annotations
@@ -109,6 +111,8 @@ class QuiverPlan:
     destinations: tuple[DestinationPlan, ...]
     # The exporter that takes its segments to data nodes; there is one at most.
     to_nodes: Node | None = None
+    # By receiver: the processors that its events pass before they are stored.
+    before: Mapping[str, ProcessorSteps] = field(default_factory=dict)
 
 
 @dataclass
@@ -166,11 +170,35 @@ def takes_turns(port: PortSettings) -> bool:
 def _explicit(graph: Graph, node: Node) -> QuiverPlan:
     config = node.config
     assert isinstance(config, quiver_node.Config), f"BUG: {node}"
-    receivers = tuple(one for one in graph.of_kind("receiver") if node.name in one.destinations)
+    known = graph.of_kind("receiver")
+    before = {
+        one.name: steps for one in known for quiver, steps in ways_in(graph, one) if quiver is node
+    }
+    receivers = tuple(one for one in known if one.name in before)
     found = _FoundPaths()
     _walk(graph, node, (), found)
     directory = quiver_directory(graph, node.name, config)
-    return QuiverPlan(node.name, directory, config, receivers, found.plans(), found.to_nodes)
+    return QuiverPlan(
+        node.name, directory, config, receivers, found.plans(), found.to_nodes, before
+    )
+
+
+def ways_in(graph: Graph, receiver: Node) -> list[tuple[Node, ProcessorSteps]]:
+    """Return the quivers that a receiver leads to, and the processors before each.
+
+    In a sound graph there is one.
+    """
+    found: list[tuple[Node, ProcessorSteps]] = []
+    waiting: list[tuple[Node, ProcessorSteps]] = [(receiver, ())]
+    while waiting:
+        node, steps = waiting.pop()
+        passed = {step.node.name for step in steps}
+        for target in (graph.nodes[name] for name in node.destinations if name in graph.nodes):
+            if target.is_quiver:
+                found.append((target, steps))
+            elif target.kind == "processor" and target.name not in passed:
+                waiting.append((target, (*steps, ChainStep(target))))
+    return found
 
 
 def _implicit(graph: Graph) -> QuiverPlan:

@@ -15,13 +15,13 @@ compares with what really runs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.open_quivers import HANDLERS
-from holdfast.graph.paths import DestinationPlan, QuiverPlan, plan
+from holdfast.graph.paths import DestinationPlan, ProcessorSteps, QuiverPlan, plan
 from holdfast.graph.runtime import Gateway
 
 # Keys of the file that are read when they are needed, or applied by whoever reloads.
@@ -79,6 +79,8 @@ def _compare_quivers(
     """Give receivers new settings where they can take them; quivers stay as they are."""
     if (here.directory, here.config) != (there.directory, there.config):
         report.needs_restart.append(f"the settings of the quiver {here.name}")
+    if _settings_on(here.before.values()) != _settings_on(there.before.values()):
+        report.needs_restart.append(f"the processors before the quiver {here.name}")
     before = {node.name: node for node in here.receivers}
     after = {node.name: node for node in there.receivers}
     for name in sorted(before.keys() ^ after.keys()):
@@ -169,11 +171,11 @@ def _same_way(one: DestinationPlan, other: DestinationPlan) -> bool:
         return False
     if not all(map(_same, one.exporters, other.exporters)):
         return False
-    return _settings_on(one) == _settings_on(other)
+    return _settings_on(one.chains) == _settings_on(other.chains)
 
 
-def _settings_on(way: DestinationPlan) -> list[list[object]]:
+def _settings_on(chains: Iterable[ProcessorSteps]) -> list[list[object]]:
     return [
         [(step.node.name, step.node.component, step.node.config, step.port) for step in chain]
-        for chain in way.chains
+        for chain in chains
     ]

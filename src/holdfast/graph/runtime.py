@@ -31,12 +31,13 @@ from holdfast.deliver.destination import Destination
 from holdfast.deliver.redrive import SendUnits, serve_replay
 from holdfast.deliver.statistics import Losses
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.graph.delivery import delivery_context
+from holdfast.graph.delivery import chain_of, delivery_context
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.node_senders import NodeSenders
 from holdfast.graph.open_quivers import HANDLERS, OpenQuiver, OpenQuivers, Outlet, plans_of
 from holdfast.graph.paths import (
     DestinationPlan,
+    ProcessorSteps,
     QuiverPlan,
     dead_letters_directory,
     plan,
@@ -56,7 +57,8 @@ from holdfast.graph.worker_quivers import WorkerQuivers
 from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.handoff.runner import HandoffRunner
 from holdfast.quiver import Position
-from holdfast.receive.receiver import Receiver, ReceiverContext
+from holdfast.receive.before_buffer import BeforeBuffer
+from holdfast.receive.receiver import LeadThrough, Receiver, ReceiverContext
 from holdfast.seam import Seam
 
 # How often the cap is divided again among a quiver and those that are being drained beside it, and
@@ -230,11 +232,20 @@ class Gateway:
                 seam=self._seam,
                 base_dir=self.graph.base_dir,
                 reuse_port=self.graph.settings.workers > 1,
+                before=self._before(node.name, quiver.plan.before.get(node.name, ())),
             )
             receiver: Receiver = node.component.code.make(node.config, context)
             quiver.receivers[node.name] = receiver
             await receiver.start()
             log.info("receiver %s: listens on %s", node.name, ", ".join(receiver.addresses))
+
+    def _before(self, receiver: str, steps: ProcessorSteps) -> LeadThrough | None:
+        """Return the processors between a receiver and its quiver."""
+        if not steps:
+            return None
+        names = ", ".join(step.node.name for step in steps)
+        log.warning("receiver %s: %s before the buffer: what is dropped is lost", receiver, names)
+        return BeforeBuffer(receiver, chain_of(steps).process, self._seam.clock).passed
 
     async def _keep_house(self) -> None:
         """Log losses, and give quivers that drain a new share of the cap, now and then.

@@ -283,6 +283,18 @@ GATEWAY_METRICS: tuple[Metric[GatewayStatistics], ...] = (
         each(_items, "rejected"), (*_RECEIVER, "signal"),
     ),
     Metric(
+        "gateway.receiver.dropped_before_buffer_events_total", "counter", "events",
+        "Events of which processors before the buffer left nothing; their senders got a success.",
+        "They are in no ledger and not accepted. More than you meant to drop: a rule is wrong.",
+        each(_receivers, "dropped_before_buffer"), _RECEIVER,
+    ),
+    Metric(
+        "gateway.receiver.dropped_before_buffer_items_total", "counter", "items",
+        "Items that processors before the buffer dropped, also out of requests, by signal.",
+        "As above, in spans, data points and log records.",
+        each(_items, "dropped_before_buffer"), (*_RECEIVER, "signal"),
+    ),
+    Metric(
         "gateway.receiver.received_bytes_total", "counter", "bytes",
         "Bytes of request bodies, as they came over the wire.",
         "Less than what was accepted: clients compress.",

@@ -51,6 +51,8 @@ class RequestCounts:
 
     requests: int = 0
     accepted_events: int = 0
+    # Events of which processors before the buffer left nothing.
+    dropped_before_buffer: int = 0
     accepted_bytes: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
 
@@ -156,7 +158,9 @@ class HttpApp:
         """Return a picture of this moment; connections are the server's."""
         counts = self._counts
         return ReceiverStatistics(
-            received=counts.accepted_events + counts.rejected.total(),
+            received=counts.accepted_events
+            + counts.rejected.total()
+            + counts.dropped_before_buffer,
             accepted=counts.accepted_events,
             rejected={str(reason): count for reason, count in counts.rejected.items() if count},
             received_bytes=self.admission.received_bytes,
@@ -165,6 +169,7 @@ class HttpApp:
             in_flight_requests=self.admission.in_flight_requests,
             in_flight_bytes=self.admission.in_flight_bytes,
             connections=0,
+            dropped_before_buffer=counts.dropped_before_buffer,
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

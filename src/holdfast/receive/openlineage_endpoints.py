@@ -44,6 +44,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 # After so many events of a batch, others get their turn.
 _TURN_EVENTS = 64
 
+# To an event of which processors before the buffer left nothing: it has no position.
+_DROPPED = Response(200, b'{"status":"dropped"}')
+
 log = logging.getLogger("holdfast.receive")
 
 
@@ -91,6 +94,7 @@ class _LineageEndpoint:
     ) -> None:
         self._name = context.name
         self._quiver = context.quiver
+        self._before = context.before
         self._dead_letters = context.dead_letters
         self._clock = context.seam.clock
         self._counts = counts
@@ -99,6 +103,13 @@ class _LineageEndpoint:
 
     async def _check(self, event: bytes, request: HttpRequest) -> Checked:
         return await self._checks.check(event, with_names=request.client.namespaces is not None)
+
+    async def _led_through(self, event: bytes, request: HttpRequest) -> bytes:
+        """Return what processors before the buffer leave of an event; empty: nothing."""
+        if self._before is None:
+            return event
+        passed = await self._before(SLOT, event, request.client.event_headers)
+        return passed.payload
 
     async def _append(self, events: Sequence[bytes] | bytes, request: HttpRequest) -> Receipt:
         count = 1 if isinstance(events, bytes) else len(events)
@@ -147,6 +158,10 @@ class SingleEvent(_LineageEndpoint):
             return await self._reject(body, verdict, request)
         if names is not None and (why := forbidden(request.client, names)) is not None:
             raise Refused(Reason.FORBIDDEN, why, "see `namespaces` and `references` of its token")
+        body = await self._led_through(body, request)
+        if not body:
+            self._counts.dropped_before_buffer += 1
+            return _DROPPED
         answer = self.accepted(await self._append(body, request), len(body))
         # Warnings never cost an event. They are spliced into the answer that is ready: most events
         # have none.
@@ -159,7 +174,7 @@ class SingleEvent(_LineageEndpoint):
         # False is never an answer to the client: the request then takes the long way, `handle`,
         # which checks it once more and explains what is wrong. So this path may give up at any
         # step before the append, and at none behind it.
-        if len(body) > LIGHT_BYTES:
+        if len(body) > LIGHT_BYTES or self._before is not None:
             return False
         client = request.client
         checked = self._checks.check_here(body, with_names=client.namespaces is not None)
@@ -229,12 +244,14 @@ class EventBatch(_LineageEndpoint):
         if request.client.bucket is not None:
             request.client.bucket.charge(len(events) - 1)
         good, failed, letters = await self._sort(events, request)
+        stored = [left for event in good if (left := await self._led_through(event, request))]
         position = None
-        if good:
-            receipt = await self._append(good, request)
+        if stored:
+            receipt = await self._append(stored, request)
             position = f"{receipt.quiver_id}/{receipt.seq}/0"
-        self._counts.accepted_events += len(good)
-        self._counts.accepted_bytes += sum(map(len, good))
+        self._counts.accepted_events += len(stored)
+        self._counts.accepted_bytes += sum(map(len, stored))
+        self._counts.dropped_before_buffer += len(good) - len(stored)
         self._counts.rejected[Reason.INVALID] += len(letters)
         # Forbidden events become no dead letters: they belong to somebody else's namespace, and an
         # operator who sends them again would do what the producer was not allowed to do.

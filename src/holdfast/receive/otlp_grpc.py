@@ -36,11 +36,14 @@ class OtlpMethod:
         began_ns = self_watch.begin()
         sender = OtlpSender(client_of(call), call.headers)
         try:
-            left_out = await self._intake.take(self._kind, body, sender, is_json=False)
+            is_stored, left_out = await self._intake.take(self._kind, body, sender, is_json=False)
         except Exception as error:
             self._tell_of(began_ns, error)
             raise
-        self._count(len(body))
+        if is_stored:
+            self._count(len(body))
+        else:
+            self._counts.dropped_before_buffer += 1
         self._tell_of(began_ns)
         return _ALL_TAKEN if left_out is None else response(self._kind, *left_out)
 

@@ -94,8 +94,11 @@ class OtlpExport:
     async def handle(self, request: HttpRequest, body: bytes) -> Response:
         is_json = _is_json(request.content_type)
         sender = OtlpSender(request.client, request.headers)
-        left_out = await self._intake.take(self._kind, body, sender, is_json=is_json)
-        self._count(len(body))
+        is_stored, left_out = await self._intake.take(self._kind, body, sender, is_json=is_json)
+        if is_stored:
+            self._count(len(body))
+        else:
+            self._counts.dropped_before_buffer += 1
         if left_out is None:
             return _ACCEPTED_JSON if is_json else _ACCEPTED
         answer = response_message(self._kind, *left_out)

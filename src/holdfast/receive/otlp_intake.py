@@ -20,7 +20,7 @@ from holdfast.quiver import Intake, Receipt
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import TokenClient
 from holdfast.receive.otlp_checks import HEAVY_BYTES, CheckedRequest, OtlpChecks, check_here
-from holdfast.receive.receiver import ItemCounts, ReceiverContext
+from holdfast.receive.receiver import ItemCounts, LeftPayload, ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.problem import NotOtlp
@@ -34,6 +34,15 @@ class OtlpSender(NamedTuple):
 
     client: TokenClient
     headers: Iterable[tuple[bytes, bytes]]
+
+
+class TakenRequest(NamedTuple):
+    """What became of a request that was taken."""
+
+    # False: processors before the buffer left nothing of it.
+    is_stored: bool = True
+    # What was left out because it is not valid.
+    left_out: PartialSuccess | None = None
 
 
 class PartialSuccess(NamedTuple):
@@ -57,6 +66,7 @@ class OtlpIntake:
         self.name = context.name
         self._quiver = context.quiver
         self._dead_letters = context.dead_letters
+        self._before = context.before
         self._clock = context.seam.clock
         self._level = level
         self._kept_headers = {name.lower().encode(): name.lower() for name in kept_headers}
@@ -70,8 +80,8 @@ class OtlpIntake:
 
     async def take(
         self, kind: OtlpKind, body: bytes, sender: OtlpSender, *, is_json: bool
-    ) -> PartialSuccess | None:
-        """Make a request durable; return what was left out of it, None if nothing was.
+    ) -> TakenRequest:
+        """Make a request durable, and return what of it was left out.
 
         Raises `Refused` if it is not OTLP or too large, `NotAccepted` if there is no room.
         """
@@ -88,12 +98,16 @@ class OtlpIntake:
             sender.client.bucket.charge(max(0, items - 1))
         # An empty request is legal in OTLP, and there is nothing to keep of it.
         if not binary:
-            return None
-        headers = [self._event_headers(sender)]
+            return TakenRequest()
+        headers = self._event_headers(sender)
+        dropped = 0
+        if self._before is not None:
+            binary, dropped = await self._led_through(kind, binary, headers, items)
         try:
-            await self._quiver.append_raw_async(
-                binary, slot=kind.slot, headers=headers, level=self._level
-            )
+            if binary:
+                await self._quiver.append_raw_async(
+                    binary, slot=kind.slot, headers=[headers], level=self._level
+                )
         except BundleTooLarge as error:
             self.counts[kind].refused += items
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
@@ -102,9 +116,23 @@ class OtlpIntake:
             # items are safe, and the client will send them again.
             self.counts[kind].refused += items
             raise
-        self.counts[kind].accepted += items
+        self.counts[kind].accepted += items - dropped
+        self.counts[kind].dropped_before_buffer += dropped
         # Only now: what was stored and not answered is sent again, and so are these.
-        return await self._leave_out(kind, checked, sender) if checked.rejected_items else None
+        if not checked.rejected_items:
+            return TakenRequest(bool(binary))
+        return TakenRequest(bool(binary), await self._leave_out(kind, checked, sender))
+
+    async def _led_through(
+        self, kind: OtlpKind, body: bytes, headers: Mapping[str, str] | None, items: int
+    ) -> LeftPayload:
+        """Return what processors before the buffer leave of a request."""
+        assert self._before is not None, "BUG: there are no processors"
+        try:
+            return await self._before(kind.slot, body, headers)
+        except Refused:
+            self.counts[kind].refused += items
+            raise
 
     async def _leave_out(
         self, kind: OtlpKind, checked: CheckedRequest, sender: OtlpSender
@@ -124,6 +152,8 @@ class OtlpIntake:
         wait, ask a child process and explain.
         """
         if len(body) > FAST_BYTES or not body or sender.client.bucket is not None:
+            return False
+        if self._before is not None:
             return False
         # Where parts are taken, the ids of spans are looked at, too.
         if kind is OtlpKind.TRACES and self._checks.takes_parts:

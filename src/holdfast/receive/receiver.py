@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +20,18 @@ _WARNING_INTERVAL_S = 60.0
 log = logging.getLogger("holdfast.receive")
 
 
+class LeftPayload(NamedTuple):
+    """What processors before the buffer leave of a payload; empty if nothing."""
+
+    payload: bytes
+    # Spans, data points, log records; or the event, where it is not made of items.
+    dropped_items: int
+
+
+# Leads a payload of a slot, with its headers, through processors (before_buffer.py).
+LeadThrough = Callable[[str, bytes, Mapping[str, str] | None], Awaitable[LeftPayload]]
+
+
 @dataclass(frozen=True)
 class ReceiverContext:
     """What a receiver needs of the gateway around it."""
@@ -33,6 +45,8 @@ class ReceiverContext:
     base_dir: Path
     # Several gateway processes listen on one port, and the kernel spreads connections over them.
     reuse_port: bool = False
+    # Processors that everything passes before it is stored; None: there are none.
+    before: LeadThrough | None = None
 
 
 @dataclass
@@ -42,6 +56,8 @@ class ItemCounts:
     accepted: int = 0
     # Of requests that were read, and not stored.
     refused: int = 0
+    # By processors before the buffer; their senders were told that all is well.
+    dropped_before_buffer: int = 0
     # Left out of requests of which the rest was stored; their senders were told.
     rejected: int = 0
 
@@ -49,8 +65,8 @@ class ItemCounts:
 class ReceiverStatistics(NamedTuple):
     """A receiver at this moment. Totals count since it was made, in events unless they say other.
 
-    Every event that was received and is no longer in flight was accepted or rejected. A request
-    that was refused before its events could be counted counts as one.
+    Every event that was received and is no longer in flight was accepted, rejected, or dropped
+    before the buffer. A request that was refused before its events could be counted counts as one.
     """
 
     received: int
@@ -67,6 +83,8 @@ class ReceiverStatistics(NamedTuple):
     connections: int
     # By signal, where an event holds several items. Totals.
     items: Mapping[str, ItemCounts] = MappingProxyType({})
+    # Events of which processors before the buffer left nothing.
+    dropped_before_buffer: int = 0
 
 
 class Receiver(Protocol):
