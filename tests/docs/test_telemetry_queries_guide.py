@@ -1,0 +1,117 @@
+"""The guide to queries: everything in it is run, and answers as it says."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.support.guide import Block, blocks
+
+from holdfast.operate.cli import cli
+from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.signals.otlp.kinds import OtlpKind
+from holdfast.signals.otlp.messages import REQUESTS
+from holdfast.signals.registry import extractors
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "telemetry-queries.md"
+START_NS = 1_790_000_000_000_000_000
+TRACE = (42).to_bytes(16, "big")
+
+
+def spans_of(service: str, durations_ms: list[int], failed: int) -> bytes:
+    made: Any = REQUESTS[OtlpKind.TRACES]()
+    resource = made.resource_spans.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = service
+    spans = resource.scope_spans.add().spans
+    for number, duration_ms in enumerate(durations_ms):
+        span = spans.add(name="GET /", trace_id=TRACE if number < failed else bytes([number] * 16))
+        span.start_time_unix_nano = START_NS
+        span.end_time_unix_nano = START_NS + duration_ms * 1_000_000
+        span.status.code = 2 if number < failed else 0
+    body: bytes = made.SerializeToString()
+    return body
+
+
+def logs_of(service: str, said: list[tuple[str, str, bytes]]) -> bytes:
+    made: Any = REQUESTS[OtlpKind.LOGS]()
+    resource = made.resource_logs.add()
+    resource.resource.attributes.add(key="service.name").value.string_value = service
+    records = resource.scope_logs.add().log_records
+    for severity, text, trace in said:
+        record = records.add(severity_text=severity, trace_id=trace, time_unix_nano=START_NS)
+        record.body.string_value = text
+    body: bytes = made.SerializeToString()
+    return body
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiver]:
+    """What a gateway has in its data directory that was sent a few requests, some of them sealed."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "holdfast_data" / "buffer" / "core-00"
+    folder.mkdir(parents=True)
+    with Quiver.open(folder, QuiverConfig(extractors=extractors())) as quiver:
+        quiver.append_raw(spans_of("cart", [10, 20, 30, 40], 1), slot="otlp_traces")
+        said = [("ERROR", "no such item", TRACE), ("INFO", "started", b"")]
+        quiver.append_raw(logs_of("cart", said), slot="otlp_logs")
+        quiver.flush()
+        durations_ms = [10, 20, 30, 40, 50, 60]
+        quiver.append_raw(spans_of("checkout", durations_ms, 0), slot="otlp_traces")
+        quiver.append_raw(logs_of("checkout", [("INFO", "paid", b"")] * 2), slot="otlp_logs")
+        yield quiver
+
+
+def answered(block: Block, names: dict[str, Any]) -> str:
+    if block.language == "python":
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(block.text, str(GUIDE), "exec"), names)  # noqa: S102
+        return printed.getvalue()
+    words = shlex.split(block.text)
+    assert words[0] == "holdfast"
+    done = CliRunner().invoke(cli, words[1:], standalone_mode=False)
+    assert done.exception is None, done.exception
+    return done.output
+
+
+def pairs(*, of_spark: bool) -> list[tuple[Block, str]]:
+    """Return what is run, each with what has to be printed."""
+    found = list(blocks(GUIDE))
+    texts = [*(one.text if one.language == "text" else "" for one in found[1:]), ""]
+    return [
+        (block, text)
+        for block, text in zip(found, texts, strict=True)
+        if block.language in ("bash", "python")
+        and "pip install" not in block.text
+        and ("# with Spark" in block.text) is of_spark
+    ]
+
+
+def test_the_guide_answers_as_it_says(data: Quiver) -> None:
+    names: dict[str, Any] = {}
+    run = pairs(of_spark=False)
+    assert len(run) == 6
+    for block, expected in run:
+        told = answered(block, names)
+        for shown in block.shows:
+            assert shown in told
+        if expected:
+            assert told == expected, block.text
+
+
+@pytest.mark.slow
+def test_spark_answers_as_it_says(data: Quiver) -> None:
+    from holdfast.dataflow.session import start_session, stop_session
+
+    data.flush()  # Spark reads what is sealed
+    ((block, expected),) = pairs(of_spark=True)
+    session = start_session("local[1]")
+    try:
+        assert answered(block, {"spark": session}) == expected
+    finally:
+        stop_session(session)
