@@ -52,7 +52,7 @@ def logs_of(service: str, said: list[tuple[str, str, bytes]]) -> bytes:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiver]:
-    """What a gateway has in its data directory that was sent a few requests, some of them sealed."""
+    """What a gateway has in its data directory that was sent a few requests, some sealed."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "holdfast_data" / "buffer" / "core-00"
     folder.mkdir(parents=True)
@@ -70,7 +70,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiver]:
 def answered(block: Block, names: dict[str, Any]) -> str:
     if block.language == "python":
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(block.text, str(GUIDE), "exec"), names)  # noqa: S102
+            exec(compile(block.text, str(GUIDE), "exec"), names)
         return printed.getvalue()
     words = shlex.split(block.text)
     assert words[0] == "holdfast"

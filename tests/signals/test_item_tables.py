@@ -17,6 +17,7 @@ from tests.signals.otlp.telemetry import NOW_NS, request
 from holdfast.query import open_tables
 from holdfast.query.sql import answer
 from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.signals.otap.from_otlp import otap_of
 from holdfast.signals.otlp.flat.schema import REQUEST, TABLES
 from holdfast.signals.otlp.flat.table import flat_table
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -102,3 +103,33 @@ def test_duckdb_and_polars_count_the_same(stored: Stored) -> None:
     assert pl.from_arrow(stored.quiver.scan(table="points")).height == (  # type: ignore[union-attr]
         stored.expected(OtlpKind.METRICS).num_rows
     )
+
+
+@pytest.mark.parametrize("kind", OtlpKind)
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_batches_of_otap_are_in_the_same_table(
+    tmp_path: Path, kind: OtlpKind, is_sealed: bool
+) -> None:
+    chance = random.Random(8)
+    requests = [request(kind, chance, items=4) for _ in range(4)]
+    with Quiver.open(tmp_path / "q", CONFIG) as quiver:
+        quiver.append_raw(requests[0], slot=kind.slot)
+        for one in requests[1:]:
+            for batch in otap_of(kind, [one]):
+                quiver.append(batch)
+        # Another kind has slots of the same names, and is not in the table.
+        for batch in otap_of(OtlpKind.LOGS, [request(OtlpKind.LOGS, chance)]):
+            if kind is not OtlpKind.LOGS:
+                quiver.append(batch)
+        if is_sealed:
+            quiver.flush()
+        found = quiver.scan(table=TABLES[kind]).read_all()
+        opened = open_tables(quiver.directory)[TABLES[kind]].to_table()
+    expected = flat_table(kind, requests)
+    names = ["time", "service_name", "attributes", "resource_attributes", "scope_name"]
+    for rows in (found, opened):
+        assert rows.num_rows == expected.num_rows
+        told = sorted(map(str, rows.select(names).to_pylist()))
+        assert told == sorted(map(str, expected.select(names).to_pylist()))
+        identity = rows.select(["_seq", "_row", "_item"]).to_pylist()
+        assert len({tuple(one.values()) for one in identity}) == expected.num_rows

@@ -13,13 +13,16 @@ from functools import cached_property
 import pyarrow as pa
 
 from holdfast.extras import need
+from holdfast.quiver.base.arrow import numbers
+from holdfast.signals.otap.payloads import ROOTS
+from holdfast.signals.otap.payloads import TABLES as OTAP_TABLES
 from holdfast.signals.otlp.flat.schema import REQUEST, SCHEMAS, TABLES
 from holdfast.signals.otlp.kinds import OtlpKind
 
 
 @dataclass(frozen=True)
 class TelemetryTable:
-    """The items of one kind, from requests of OTLP."""
+    """The items of one kind, from requests of OTLP and from batches of OTAP."""
 
     kind: OtlpKind
 
@@ -36,7 +39,9 @@ class TelemetryTable:
     @property
     def arrow_slots(self) -> Sequence[str]:
         """See `ItemTable`."""
-        return ()
+        root = ROOTS[self.kind]
+        others = sorted(OTAP_TABLES[self.kind] - {root})
+        return [root.slot, *(one.slot for one in others)]
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -53,10 +58,26 @@ class TelemetryTable:
             raise
         # What is no request is not from a receiver of ours; it has no items.
         for made in flat_batches(self.kind, payloads, unreadable=[]):
-            names = ["_place", "_time", *self.schema.names]
-            columns = [made.column(name) for name in (REQUEST, "time", *self.schema.names)]
-            yield pa.RecordBatch.from_arrays(columns, names)
+            yield self._placed(made, made.column(REQUEST))
 
     def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """See `ItemTable`."""
-        raise AssertionError("BUG: no Arrow bundles hold such items")
+        try:
+            from holdfast.signals.otap.to_otlp import otlp_of
+            from holdfast.signals.otlp.flat.table import flat_batches
+        except ModuleNotFoundError:
+            need("otel")
+            raise
+        from holdfast.signals.otap.problem import NotOtap
+
+        try:
+            requests = otlp_of(self.kind, slots)
+        except NotOtap:
+            return  # not by a receiver of ours, likewise
+        for made in flat_batches(self.kind, requests, unreadable=[]):
+            yield self._placed(made, numbers([0] * made.num_rows, pa.int32()))
+
+    def _placed(self, made: pa.RecordBatch, places: pa.Array) -> pa.RecordBatch:
+        names = self.schema.names
+        columns = [places, made.column("time"), *(made.column(name) for name in names)]
+        return pa.RecordBatch.from_arrays(columns, ["_place", "_time", *names])
