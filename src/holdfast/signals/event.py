@@ -19,6 +19,8 @@ import pyarrow as pa
 from holdfast.quiver import Bundle, Position
 
 NO_HEADERS: Mapping[str, str] = {}
+# Goes along with what is left of a bundle, whatever form it is sent in: the slots that it lacks.
+DAMAGED_HEADER = "holdfast-damaged-slots"
 # The signal of a raw slot that no registered signal claims.
 RAW_SIGNAL = "raw"
 # Counts the items of a payload, or of some slots (spans, data points, log records); 0 if it cannot
@@ -187,7 +189,7 @@ def arrow_data_of(
 
     All of it, also if `first_row` says that a part was recorded: it is taken whole or not at all.
     """
-    slots = bundle.sound_slots
+    slots, damaged_slots = bundle.sound_slots, bundle.damaged_slots
     return [
         ArrowData(
             quiver_id,
@@ -195,7 +197,8 @@ def arrow_data_of(
             slots,
             bundle.ingestion_ns,
             signal,
-            damaged_slots=bundle.damaged_slots,
+            {DAMAGED_HEADER: ", ".join(damaged_slots)} if damaged_slots else NO_HEADERS,
+            damaged_slots=damaged_slots,
             damaged_rows=bundle.events - sum(batch.num_rows for batch in slots.values()),
             count=count,
         )

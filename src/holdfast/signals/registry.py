@@ -13,11 +13,12 @@ from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
 from holdfast.signals.item_tables import TelemetryTable
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
 from holdfast.signals.otap.extractor import (
+    HEADERS_SLOT,
     otap_extractors,
     otap_item_counter,
     otap_split,
 )
-from holdfast.signals.otap.payloads import kind_of_slots
+from holdfast.signals.otap.payloads import ROOTS, kind_of_slots
 from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Signal, in_raw_slot
@@ -66,6 +67,8 @@ def _otap(kind: OtlpKind) -> Signal:
         split=otap_split(kind),
         count=otap_item_counter(kind),
         promises_order=False,
+        # All tables belong to rows of the first; and without its headers nobody knows whose it is.
+        roots=frozenset({ROOTS[kind].slot, HEADERS_SLOT}),
     )
 
 

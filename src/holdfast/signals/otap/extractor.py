@@ -17,7 +17,7 @@ from holdfast.quiver import Bundle, Extractor
 from holdfast.quiver.base.arrow import constant, texts
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.signals.event import ArrowData, ItemCounter, arrow_data_of
-from holdfast.signals.otap.payloads import TABLES, PayloadType
+from holdfast.signals.otap.payloads import PARENTS, TABLES, PayloadType
 from holdfast.signals.otlp.kinds import OtlpKind
 
 # Beside the tables of a batch: the headers that are kept of it, one in each row.
@@ -116,9 +116,26 @@ def otap_split(kind: OtlpKind) -> Callable[[Bundle, str, str, int], Sequence[Arr
 
     def split(bundle: Bundle, quiver_id: str, signal: str, first_row: int) -> list[ArrowData]:
         (data,) = arrow_data_of(bundle, quiver_id, signal, first_row, count)
-        return [replace(data, headers=kept_headers(data.slots))]
+        headers = {**kept_headers(data.slots), **data.headers}
+        if data.damaged_slots:
+            data = _without_orphans(data)
+        return [replace(data, headers=headers)]
 
     return split
+
+
+def _without_orphans(data: ArrowData) -> ArrowData:
+    """Leave out the tables whose rows belong to rows of a damaged one: no receiver would take them.
+
+    They are not damaged, so the header that marks the rest does not name them.
+    """
+    lost = set(data.damaged_slots)
+    for child, parent in PARENTS.items():  # a parent comes before its children
+        if parent.slot in lost:
+            lost.add(child.slot)
+    kept = {slot: table for slot, table in data.slots.items() if slot not in lost}
+    left = sum(table.num_rows for table in kept.values())
+    return replace(data, slots=kept, damaged_rows=data.rows - left)
 
 
 def kept_headers(tables: Mapping[str, pa.RecordBatch]) -> dict[str, str]:
