@@ -143,7 +143,8 @@ def test_its_bytes_count(machine: Machine) -> None:
     report = scrub(machine.disk, ROOT, read.append)
     assert (report.findings, sum(read)) == ([], total_bytes(machine.disk, ROOT))
     # What a program says that knows no filters is the same, byte for byte.
-    plain = replace(summary, files=tuple(replace(one, ids_checksum="") for one in summary.files))
+    unfiltered = tuple(one._replace(ids_checksum="") for one in summary.files)
+    plain = summary._replace(files=unfiltered)
     assert b"ids_checksum" in manifest.encode(summary)
     assert b"ids_checksum" not in manifest.encode(plain)
 

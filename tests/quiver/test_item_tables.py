@@ -143,7 +143,7 @@ def test_blocks_without_items_in_the_range_are_not_read(machine: Machine) -> Non
     assert words_of(quiver, columns=["word"], since=minutes(12), until=minutes(13)) == [("late",)]
     assert len(words.calls) == 2  # 2:early 12:late, and 3:early 13:late
     # What a former program sealed has no such bounds, and is read.
-    old = replace(batch, min_item_us=None, max_item_us=None)
+    old = batch._replace(min_item_us=None, max_item_us=None)
     assert ItemTimeRange(0, 1).may_hold(old)
     assert not ItemTimeRange(0, 1).may_hold(batch)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -51,9 +50,17 @@ def test_the_summary_counts_what_the_segment_holds() -> None:
 def test_the_signal_of_a_slot_is_named_only_where_its_extractor_says_so() -> None:
     assert b'"signal"' not in encoded()
     first, *others = sample().files
-    named = replace(sample(), files=(replace(first, signal="traces"), *others))
+    named = sample()._replace(files=(first._replace(signal="traces"), *others))
     assert manifest.decode(manifest.encode(named)) == named
     assert manifest.encode(named).count(b'"signal":"traces"') == manifest.COPIES
+
+
+def test_what_most_segments_have_in_common_is_in_memory_once() -> None:
+    one, two = manifest.decode(encoded()), manifest.decode(encoded())
+    assert one.quiver_id is two.quiver_id
+    for name in ("name", "slot", "kind", "schema_fingerprint", "schema"):
+        shared = [getattr(file, name) for summary in (one, two) for file in summary.files]
+        assert len(set(map(id, shared))) == len(set(shared)) < len(shared), name
 
 
 def test_a_person_can_read_it() -> None:
@@ -102,7 +109,7 @@ def test_damage_to_both_copies_is_never_read_as_another_summary(one: int, two: i
 def test_a_large_manifest_is_read_whole_and_its_second_copy_counts() -> None:
     summary = sample()
     (file, *others) = summary.files
-    large = replace(summary, files=(replace(file, batches=file.batches * 1000), *others))
+    large = summary._replace(files=(file._replace(batches=file.batches * 1000), *others))
     data = bytearray(manifest.encode(large))
     assert len(data) > 2 * manifest._USUAL_BYTES
     data[0] ^= 1
@@ -116,7 +123,7 @@ def test_a_large_manifest_is_read_whole_and_its_second_copy_counts() -> None:
 
 def test_a_newer_version_is_told_from_damage() -> None:
     with pytest.raises(NewerManifest, match="version 3"):
-        manifest.decode(manifest.encode(replace(sample(), version=3)))
+        manifest.decode(manifest.encode(sample()._replace(version=3)))
 
 
 def test_a_checksum_alone_makes_no_manifest() -> None:
@@ -194,7 +201,7 @@ def test_a_segment_of_another_quiver_is_set_aside(machine: Machine) -> None:
     names = three_segments(machine)
     path = SEGMENTS / names[0] / "manifest"
     summary = manifest.decode(machine.disk.read(path))
-    foreign = replace(summary, quiver_id="00000000-0000-4000-8000-000000000000")
+    foreign = summary._replace(quiver_id="00000000-0000-4000-8000-000000000000")
     machine.disk.put(path, manifest.encode(foreign))
     quiver = machine.start()
     assert [damage.first_seq for damage in quiver.recovery.damages] == [0]

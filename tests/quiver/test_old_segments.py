@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -13,7 +12,7 @@ from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import Damaged
 from holdfast.quiver.segments import manifest
-from holdfast.quiver.segments.manifest import BatchSummary, FileSummary
+from holdfast.quiver.segments.manifest import FileSummary
 
 Rows = dict[str, dict[Position, tuple[Any, ...]]]
 
@@ -22,12 +21,10 @@ def old_file(file: FileSummary, content: bytes) -> FileSummary:
     """Return what version 1 said of a file: its first batch began with the file."""
     first, *others = file.batches
     end = first.offset + first.length
-    begin = BatchSummary(**{**asdict(first), "offset": 0, "length": end})
-    begin = replace(begin, checksum=xxh3_64_hexdigest(content[:end]))
+    begin = first._replace(offset=0, length=end, checksum=xxh3_64_hexdigest(content[:end]))
     footer = (others or [begin])[-1]
     frame = content[footer.offset + footer.length :]
-    return replace(
-        file,
+    return file._replace(
         batches=(begin, *others),
         frame_checksum=xxh3_64_hexdigest(frame),
         schema="",
@@ -39,7 +36,7 @@ def old_store() -> tuple[dict[PurePath, bytes], tuple[FileSummary, ...]]:
     """Return the sample as version 1 would have it; the files themselves are the same."""
     folder, summary = sample().segment.path, sample().summary
     files = tuple(old_file(f, sample().files[folder / f.name]) for f in summary.files)
-    old = manifest.encode(replace(summary, version=1, files=files))
+    old = manifest.encode(summary._replace(version=1, files=files))
     for line in (b'"schema":"",', b',"dictionary_checksum":""'):
         assert line in old
     return {**sample().files, folder / "manifest": old}, files

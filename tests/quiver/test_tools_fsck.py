@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import PurePath
 
 import pytest
@@ -121,7 +120,7 @@ def copy_segment(machine: Machine, name: str) -> None:
 def overlap(machine: Machine, segment_seq: int = 9, last_seq: int = 1) -> None:
     """A second segment with other bounds, whose manifest agrees with its name."""
     summary = manifest.decode(machine.disk.read(segment(machine) / "manifest"))
-    other = replace(summary, segment_seq=segment_seq, last_seq=last_seq, bundles=last_seq + 1)
+    other = summary._replace(segment_seq=segment_seq, last_seq=last_seq, bundles=last_seq + 1)
     name = names.segment_dir(other.name)
     copy_segment(machine, name)
     machine.disk.put(SEGMENTS / name / "manifest", manifest.encode(other))

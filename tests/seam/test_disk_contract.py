@@ -121,6 +121,8 @@ def test_a_missing_file_cannot_be_read_mapped_synced_or_removed(place: Place) ->
         place.disk.read,
         place.disk.map,
         lambda p: place.disk.read_range(p, 0, 1),
+        place.disk.file_bytes,
+        lambda p: place.disk.files_bytes(place.root, [p.name]),
         place.disk.used_bytes,
         place.disk.list,
         lambda p: place.disk.sync_path(p, "test"),
@@ -176,6 +178,9 @@ def test_names_are_listed_in_order_with_kind_and_size(place: Place) -> None:
     assert [entry._replace(modified_ns=0) for entry in place.disk.list(place.root)] == [
         DirEntry("a", False, 0), DirEntry("b", False, 5), DirEntry("c", True, 0),
     ]  # fmt: skip
+    asked = ("b", "a", "c/inside", "b")
+    assert place.disk.files_bytes(place.root, asked) == [5, 0, 1, 5]
+    assert [place.disk.file_bytes(place.root / name) for name in asked] == [5, 0, 1, 5]
 
 
 def test_a_file_is_listed_with_the_time_of_its_last_write(place: Place) -> None:

@@ -22,7 +22,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -193,7 +192,7 @@ def _leave_segments(folder: Path, count: int) -> None:
     # names and manifests alone.
     summary, path = first.summary, Path(first.path)
     for number in range(1, count):
-        copied = replace(summary, segment_seq=number, first_seq=number, last_seq=number)
+        copied = summary._replace(segment_seq=number, first_seq=number, last_seq=number)
         place = path.with_name(names.segment_dir(copied.name))
         place.mkdir()
         for file in (names.BUNDLES, *(one.name for one in summary.files)):
@@ -203,6 +202,8 @@ def _leave_segments(folder: Path, count: int) -> None:
                 shutil.copyfile(path / file, place / file)
         path = path if number % LINKS_MAX else place
         (place / names.MANIFEST).write_bytes(manifest.encode(copied))
+    # As a sealer does with each: a start must not pay for what this wrote.
+    os.sync()
 
 
 class _MovedParts:

@@ -51,7 +51,7 @@ from holdfast.replica.messages import (
     decode_intervals,
     interval_fields,
 )
-from holdfast.replica.part import Part, PartId, Slice, part_id, part_of
+from holdfast.replica.part import Part, PartId, Slice, file_names, part_id, part_of
 from holdfast.replica.verify import read_manifest, verify
 from holdfast.seam.disk import DISK_IS_FULL, Disk, Handle, entries_of, remove_tree, write_all
 
@@ -214,7 +214,7 @@ class Replica:
 
     def _add(self, folder: PurePath, summary: Summary) -> None:
         found = part_id(summary)
-        size_bytes = part_of(self._disk, folder, summary).size_bytes
+        size_bytes = sum(self._disk.files_bytes(folder, file_names(summary)))
         with self._lock:
             self._parts[found] = AdoptedPart(folder, summary, size_bytes)
             self._stored.add(found.first_seq, found.end_seq)

@@ -118,9 +118,14 @@ def part_of(disk: Disk, folder: PurePath, summary: Summary) -> Part:
 
     Sizes are the disk's: a file that is cut short is offered as it is, and found by its checksum.
     """
-    wanted = [names.MANIFEST, names.BUNDLES, *(file.name for file in summary.files)]
-    files = tuple(PartFile(name, disk.file_bytes(folder / name)) for name in wanted)
+    wanted = file_names(summary)
+    files = tuple(map(PartFile, wanted, disk.files_bytes(folder, wanted)))
     return Part(part_id(summary), folder.name, summary.version, files)
+
+
+def file_names(summary: Summary) -> list[str]:
+    """Return the names of a part's files, in the order in which they are sent."""
+    return [names.MANIFEST, names.BUNDLES, *[file.name for file in summary.files]]
 
 
 def content_checksum(summary: Summary) -> str:

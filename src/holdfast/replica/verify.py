@@ -21,7 +21,7 @@ from holdfast.quiver.base import names
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS, unreadable
 from holdfast.quiver.segments.manifest import FileSummary, Summary
-from holdfast.replica.part import FILES_MAX, SLICE_BYTES, checked_id, part_id
+from holdfast.replica.part import FILES_MAX, SLICE_BYTES, checked_id, file_names, part_id
 from holdfast.seam.disk import Disk
 
 # A manifest has a few hundred bytes for each record batch of 256 kB.
@@ -64,7 +64,7 @@ def verify(disk: Disk, folder: PurePath) -> Summary:
     for file in summary.files:
         _verify_file(disk, folder / file.name, file)
     found = {entry.name for entry in disk.list(folder)}
-    wanted = {names.MANIFEST, names.BUNDLES, *(file.name for file in summary.files)}
+    wanted = set(file_names(summary))
     if found != wanted:
         strange = min(found ^ wanted)
         raise _impossible(folder, f"{strange!r} is not what its manifest lists")

@@ -167,6 +167,12 @@ class Disk(Protocol):
     def file_bytes(self, path: PurePath) -> int:
         """Return the length of a file."""
 
+    def files_bytes(self, folder: PurePath, names: Sequence[str]) -> list[int]:
+        """Return the lengths of some files of a folder; one that is missing is an error.
+
+        As `file_bytes` of each, at half the price: a data node asks this of 100,000 folders.
+        """
+
     def list(self, path: PurePath) -> list[DirEntry]:
         """Return the names in a directory, sorted; a missing directory is an error."""
 
@@ -498,16 +504,19 @@ class RealDisk:
     def file_bytes(self, path: PurePath) -> int:
         return os.stat(path).st_size
 
+    def files_bytes(self, folder: PurePath, names: Sequence[str]) -> list[int]:
+        place = f"{folder}{os.sep}"
+        return [os.stat(place + name).st_size for name in names]
+
     def list(self, path: PurePath) -> list[DirEntry]:
         entries = []
         with os.scandir(path) as scan:
             for item in scan:
-                is_dir = item.is_dir(follow_symlinks=False)
+                if item.is_dir(follow_symlinks=False):
+                    entries.append(DirEntry(item.name, True, 0))
+                    continue
                 # A name that goes while we look is not there.
                 with contextlib.suppress(FileNotFoundError):
-                    if is_dir:
-                        entries.append(DirEntry(item.name, True, 0))
-                        continue
                     info = item.stat(follow_symlinks=False)
                     entries.append(DirEntry(item.name, False, info.st_size, info.st_mtime_ns))
         return sorted(entries)

@@ -248,6 +248,9 @@ class FaultyDisk:
     def file_bytes(self, path: PurePath) -> int:
         return self._inner.file_bytes(path)
 
+    def files_bytes(self, folder: PurePath, names: Sequence[str]) -> list[int]:
+        return self._inner.files_bytes(folder, names)
+
     def list(self, path: PurePath) -> list[DirEntry]:
         return self._inner.list(path)
 

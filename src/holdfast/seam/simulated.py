@@ -23,6 +23,7 @@ blocks until it is closed. A write takes what fits, then fails. Only `unlink`, `
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import itertools
@@ -400,17 +401,17 @@ class SimulatedDisk:
         with self._alive():
             return len(self._file(path).cached)
 
+    def files_bytes(self, folder: PurePath, names: Sequence[str]) -> list[int]:
+        return [self.file_bytes(folder / name) for name in names]
+
     def list(self, path: PurePath) -> list[DirEntry]:
         with self._alive():
             return sorted(_entry(name, node) for name, node in self._dir(path).names.items())
 
     def exists(self, path: PurePath) -> bool:
-        with self._alive():
-            try:
-                self._node(path)
-            except OSError:
-                return False
-            return True
+        with self._alive(), contextlib.suppress(OSError):
+            return bool(self._node(path))
+        return False
 
     def used_bytes(self, path: PurePath) -> int:
         with self._alive():

@@ -42,6 +42,7 @@ from holdfast.errors import (
     StorageFailed,
 )
 from holdfast.quiver.base import names
+from holdfast.quiver.base.collector import collector_paused
 from holdfast.quiver.base.config import QuiverConfig, RetentionConfig
 from holdfast.quiver.base.identity import check_machine, refuse_backup
 from holdfast.quiver.base.points import QuiverPoint
@@ -109,7 +110,8 @@ class Engine:
             )
             make_folders(seam.disk, root, _FOLDERS)
             lock = self._lock = take_lock(seam.disk, root)
-            self._start(expected_id)
+            with collector_paused():
+                self._start(expected_id)
         except BaseException as error:
             if lock is not None:
                 seam.disk.unlock(lock)

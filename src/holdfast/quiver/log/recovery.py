@@ -20,7 +20,6 @@ from pathlib import PurePath
 
 from holdfast.errors import WrongQuiver
 from holdfast.quiver.base import names
-from holdfast.quiver.base.collector import collector_paused
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.identity import (
@@ -112,11 +111,10 @@ class Recovery:
         files = self._read_wal_headers()
         identity = self._identify(files, expected_id)
         self.own_ids = {identity.quiver_id, *identity.former_ids}
-        with collector_paused():
-            self._load_segments()
-            files = self._only_own(files)
-            replay = Replay(self._catalog)
-            needed = replay.walk_all(files)
+        self._load_segments()
+        files = self._only_own(files)
+        replay = Replay(self._catalog)
+        needed = replay.walk_all(files)
         for action in self._due:
             action()
         self._quarantine_holes(replay, needed)
@@ -207,13 +205,14 @@ class Recovery:
         for entry in self._disk.list(self._segments_dir):
             path = self._segments_dir / entry.name
             name = names.parse_segment_dir(entry.name)
-            if names.is_building_dir(entry.name):
-                self._sweep(path)
-            elif name is None:
-                self._set_aside(path, "not a segment's name")
-            else:
+            if name is not None:
                 segment = self._open_segment(path, name)
-                found += [] if segment is None else [segment]
+                if segment is not None:
+                    found.append(segment)
+            elif names.is_building_dir(entry.name):
+                self._sweep(path)
+            else:
+                self._set_aside(path, "not a segment's name")
         for kept, copies, doubtful in choices(found):
             self._add(kept)
             for segment in copies:

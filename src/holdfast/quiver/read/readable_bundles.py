@@ -209,18 +209,21 @@ class ReadableBundles:
         Segments that are resolved or unresolved as a whole are counted by their summaries.
         """
         segments, tail = self.snapshot()
-        total, size_bytes = NOTHING, 0
+        bundles = events = size_bytes = 0
+        touched: list[Segment] = []
         for segment in segments:
             summary = segment.summary
             first, end = summary.first_seq, summary.last_seq + 1
-            if end <= subscriber.start_seq or subscriber.resolved.covers(first, end):
-                continue
-            if summary.last_seq <= through_seq and self._untouched(subscriber, first, end):
-                total = total.plus(summary.bundles, summary.events)
+            if end - 1 <= through_seq and self._untouched(subscriber, first, end):
+                bundles += summary.bundles
+                events += summary.events
                 size_bytes += summary.payload_bytes
-            else:
-                refs = [r for r in self._index_refs(segment) if r.seq <= through_seq]
-                total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
+            elif end > subscriber.start_seq and not subscriber.resolved.covers(first, end):
+                touched.append(segment)
+        total = Totals(bundles, events)
+        for segment in touched:
+            refs = [r for r in self._index_refs(segment) if r.seq <= through_seq]
+            total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
         for buffer in tail:
             refs = [_held_ref(held, held.seq) for held in buffer if held.seq <= through_seq]
             total, size_bytes = _add_unresolved(subscriber, refs, total, size_bytes)
@@ -297,9 +300,10 @@ class ReadableBundles:
         counting what waits proportional to the number of segments: a bundle table is opened
         only for the few segments in which a subscriber stands.
         """
-        if subscriber.start_seq > first or any(first <= seq < end for seq in subscriber.partial):
+        if subscriber.start_seq > first or subscriber.resolved.overlaps(first, end):
             return False
-        return next(subscriber.resolved.holes(first, end), None) == (first, end)
+        partial = subscriber.partial
+        return not (partial and any(first <= seq < end for seq in partial))
 
     def _index_refs(self, segment: Segment) -> list[BundleRef]:
         """Return all references of a segment; none if its table is damaged.

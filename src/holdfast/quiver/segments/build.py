@@ -18,7 +18,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import PurePath
 
 import pyarrow as pa
@@ -321,11 +320,11 @@ class SegmentBuilder:
             _note_places(places, made.group, len(files))
             compression = self._config.segment.compression
             written = write_data_file(self._disk, path, made, compression)
-            written = replace(written, signal=self._signal_of(made.group))
+            written = written._replace(signal=self._signal_of(made.group))
             if made.ids is not None:
                 found = ids.build(made.ids)
                 ids_bytes += found.size
-                written = replace(written, ids_checksum=xxh3_64_hexdigest(found))
+                written = written._replace(ids_checksum=xxh3_64_hexdigest(found))
                 if found.size:
                     beside = path.with_name(names.ids_file(path.name))
                     write_file(self._disk, beside, [found], "seal.data")
@@ -336,7 +335,7 @@ class SegmentBuilder:
         write_file(self._disk, building / names.BUNDLES, [table], "seal.bundles")
         times = pc.min_max(pa.chunked_array(clamped, pa.int64())).as_py()
         summary = self._summarize(bundles, segment_seq, files, table, times)
-        summary = replace(summary, size_bytes=summary.size_bytes + ids_bytes)
+        summary = summary._replace(size_bytes=summary.size_bytes + ids_bytes)
         encoded = manifest.encode(summary)
         write_file(self._disk, building / names.MANIFEST, [encoded], "seal.manifest")
         return summary
@@ -436,8 +435,7 @@ def _producers(bundles: Sequence[HeldBundle]) -> dict[str, ProducerSummary]:
         watermark_ns = max((each for each in given if each is not None), default=None)
         if known is not None and known.epoch >= held.epoch:
             same = known.epoch == held.epoch
-            newest[held.producer] = replace(
-                known,
+            newest[held.producer] = known._replace(
                 bundles=known.bundles + same,
                 events=known.events + held.events * same,
                 watermark_ns=watermark_ns,

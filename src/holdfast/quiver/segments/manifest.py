@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import PurePath
-from typing import Any, TypeVar
+from sys import intern
+from typing import Any, NamedTuple
 
+import orjson
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.quiver.base.names import MANIFEST, SegmentName
@@ -35,11 +37,8 @@ _CHECKSUM_BYTES = 16
 # The kinds of data files: rows of one schema, raw events, and what could not be stored as either.
 ARROW, RAW, OPAQUE = "arrow", "raw", "opaque"
 
-_Record = TypeVar("_Record")
 
-
-@dataclass(frozen=True)
-class BatchSummary:
+class BatchSummary(NamedTuple):
     """One record batch of a data file: where it is, and what its bytes must hash to."""
 
     offset: int
@@ -55,8 +54,7 @@ class BatchSummary:
     max_item_us: int | None = None
 
 
-@dataclass(frozen=True)
-class FileSummary:
+class FileSummary(NamedTuple):
     """One data file: the rows of one slot and one schema."""
 
     name: str
@@ -82,8 +80,7 @@ class FileSummary:
     ids_checksum: str = ""
 
 
-@dataclass(frozen=True)
-class ProducerSummary:
+class ProducerSummary(NamedTuple):
     """The newest append of a producer within the segment, and its watermark."""
 
     epoch: int
@@ -94,8 +91,7 @@ class ProducerSummary:
     watermark_ns: int | None
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """What is known of a segment without opening its data."""
 
     version: int
@@ -129,6 +125,17 @@ class Summary:
         """The names of the slots that have rows here."""
         return tuple(sorted({file.slot for file in self.files}))
 
+    def to_fields(self) -> dict[str, Any]:
+        """Return all of it as JSON can hold it."""
+        return {
+            **self._asdict(),
+            "files": [
+                {**file._asdict(), "batches": [batch._asdict() for batch in file.batches]}
+                for file in self.files
+            ],
+            "producers": {name: one._asdict() for name, one in self.producers.items()},
+        }
+
 
 class ManifestFault(Exception):
     """No copy of the summary is sound."""
@@ -140,17 +147,19 @@ class NewerManifest(Exception):
 
 def encode(summary: Summary) -> bytes:
     """Return the manifest's bytes."""
-    # Not by `asdict`, which copies all of it: a segment has hundreds of blocks.
-    line = json.dumps(summary, default=_written, separators=(",", ":"), ensure_ascii=False)
+    values = summary.to_fields()
+    for file in values["files"]:
+        _leave_out(file, FileSummary)
+        for batch in file["batches"]:
+            _leave_out(batch, BatchSummary)
+    line = json.dumps(values, separators=(",", ":"), ensure_ascii=False)
     return in_copies(line.encode())
 
 
-def _written(record: Any) -> dict[str, Any]:
-    values: dict[str, Any] = vars(record)
-    absent = _LEFT_OUT.get(type(record), {})
-    if any(values[name] == nothing for name, nothing in absent.items()):
-        return {k: value for k, value in values.items() if k not in absent or value != absent[k]}
-    return values
+def _leave_out(values: dict[str, Any], kind: type[Any]) -> None:
+    for name, nothing in _LEFT_OUT[kind].items():
+        if values[name] == nothing:
+            del values[name]
 
 
 # What came to the format later, and is not written where it says nothing: a segment without it is
@@ -170,7 +179,7 @@ def in_copies(line: bytes) -> bytes:
 def decode(data: bytes) -> Summary:
     """Return the summary from whichever copy is sound."""
     for line in sound_lines(data):
-        values = json.loads(line.decode())
+        values = orjson.loads(line)
         if values["version"] not in READABLE_VERSIONS:
             raise NewerManifest(f"segment version {values['version']}")
         return _summary(values)
@@ -240,24 +249,33 @@ def _matches(line: bytes, checksum: bytes) -> bool:
 
 
 def _summary(values: dict[str, Any]) -> Summary:
-    for file in values["files"]:
-        file["batches"] = tuple(_record(BatchSummary, batch) for batch in file["batches"])
-    values["files"] = tuple(_record(FileSummary, file) for file in values["files"])
-    producers = values["producers"]
-    values["producers"] = {name: _record(ProducerSummary, p) for name, p in producers.items()}
-    return _record(Summary, values)
+    """Return the record; what a later program added without a new version is passed over.
+
+    A start makes very many of these, and keeps them: what is the same in most of them, such as the
+    schema, is kept once.
+    """
+    values["quiver_id"] = intern(values["quiver_id"])
+    values["files"] = tuple([_file(file) for file in values["files"]])
+    producers = values["producers"].items()
+    values["producers"] = {
+        name: ProducerSummary._make(_PRODUCER_VALUES(one)) for name, one in producers
+    }
+    return Summary._make(_SUMMARY_VALUES(values))
 
 
-def _record(kind: type[_Record], values: dict[str, Any]) -> _Record:
-    """Return a record; what a later program added without a new version is passed over."""
-    known = _NAMES[kind]
-    if not values.keys() <= known:
-        values = {name: value for name, value in values.items() if name in known}
-    return kind(**values)
+def _file(values: dict[str, Any]) -> FileSummary:
+    values = {**FileSummary._field_defaults, **values}
+    for name in _SHARED:
+        values[name] = intern(values[name])
+    absent = BatchSummary._field_defaults
+    batches = [BatchSummary._make(_BATCH_VALUES({**absent, **one})) for one in values["batches"]]
+    values["batches"] = tuple(batches)
+    return FileSummary._make(_FILE_VALUES(values))
 
 
-# Looked up once, not for each of very many segments.
-_NAMES: dict[type[Any], frozenset[str]] = {
-    kind: frozenset(field.name for field in fields(kind))
-    for kind in (BatchSummary, FileSummary, ProducerSummary, Summary)
-}
+_BATCH_VALUES = itemgetter(*BatchSummary._fields)
+_FILE_VALUES = itemgetter(*FileSummary._fields)
+_PRODUCER_VALUES = itemgetter(*ProducerSummary._fields)
+_SUMMARY_VALUES = itemgetter(*Summary._fields)
+# Of the fields of a file.
+_SHARED = ("name", "slot", "kind", "schema_fingerprint", "schema", "signal")

@@ -218,11 +218,13 @@ class Segment:
     @property
     def disk_bytes(self) -> int:
         """What the segment occupies: whole blocks, the bundle table, manifest and directory too."""
-        files = [file.size_bytes for file in self.summary.files]
-        table = self.summary.size_bytes - sum(files)
         # The manifest with its two copies is two blocks at least, the directory one. An estimate,
         # made without asking the disk; `Retention.look_at_disk` corrects the sum.
-        return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in (*files, table, 8192, 4096))
+        blocks, table_bytes = 3, self.summary.size_bytes
+        for file in self.summary.files:
+            blocks += -(-file.size_bytes // _BLOCK_BYTES)
+            table_bytes -= file.size_bytes
+        return (blocks + -(-table_bytes // _BLOCK_BYTES)) * _BLOCK_BYTES
 
     @cached_property
     def bundle_table(self) -> pa.RecordBatch:

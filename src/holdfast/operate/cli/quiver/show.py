@@ -146,9 +146,9 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
     waiting = _waiting_for(found[0], inventory)
     if as_json:
         told = {"outstanding": len(waiting), "waits_for": waiting}
-        print_json({"summary": asdict(summary), **told, "bundles": bundles})
+        print_json({"summary": summary.to_fields(), **told, "bundles": bundles})
         return
-    rows = [(key, value) for key, value in asdict(summary).items() if key != "files"]
+    rows = [(key, value) for key, value in summary.to_fields().items() if key != "files"]
     rows.append(("outstanding", f"{len(waiting)}: {', '.join(waiting)}" if waiting else 0))
     print_table(f"segment {segment_seq}", ("field", "value"), rows)
     files = [(f.name, f.slot, f.kind, f.rows, size(f.size_bytes)) for f in summary.files]
@@ -250,7 +250,7 @@ def _segment_row(segment: Segment) -> tuple[object, ...]:
 def _inventory_fields(inventory: Inventory) -> dict[str, object]:
     return {
         "quiver_id": inventory.identity.quiver_id if inventory.identity else None,
-        "segments": [asdict(segment.summary) for segment in inventory.segments],
+        "segments": [segment.summary.to_fields() for segment in inventory.segments],
         "unreadable_segments": inventory.unreadable,
         "wal_files": [asdict(file) for file in inventory.wal_files],
         "unsealed_bundles": len(inventory.unsealed),
