@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph import quiver_node
 from holdfast.graph.model import Graph, Node, PortSettings
 from holdfast.quiver.engine.verbs import StartPosition
+from holdfast.signals.registry import signal_named
 from holdfast.signals.signal import Form, Signal, Takes
 
 IMPLICIT_QUIVER = "quiver"
@@ -155,6 +157,34 @@ def dead_letters_directory(graph: Graph) -> Path:
     """Return where dead letters are kept."""
     path = graph.settings.dead_letters.path
     return graph.data_dir / DEAD_LETTERS_DIR if path is None else graph.base_dir / path
+
+
+class FormChange(NamedTuple):
+    """What is received in one form and sent, or processed, in another."""
+
+    destination: str
+    receiver: str
+    signal: str
+    forms: tuple[Form, ...]
+
+    def __str__(self) -> str:
+        """Say it to people."""
+        way = " → ".join(self.forms)
+        return f"{self.destination!r} gets {self.signal} of {self.receiver!r} converted: {way}"
+
+
+def form_changes(graph: Graph) -> Iterator[FormChange]:
+    """Yield what is converted on its way through a sound graph."""
+    for quiver in plan(graph):
+        for one, receiver in product(quiver.destinations, quiver.receivers):
+            for produced in receiver.component.produces(receiver.config):
+                signal = signal_named(produced) if isinstance(produced, str) else produced
+                wanted = one.delivery.signals
+                if signal is None or (wanted is not None and signal.name not in wanted):
+                    continue
+                forms = one.forms_of(signal)
+                if len(forms) > 1:
+                    yield FormChange(one.name, receiver.name, signal.name, forms)
 
 
 def group_name(node: Node, port: str) -> str:

@@ -17,11 +17,12 @@ from holdfast.signals.otap.extractor import (
     otap_extractors,
     otap_item_counter,
     otap_split,
+    otap_to_otlp,
 )
 from holdfast.signals.otap.payloads import ROOTS, kind_of_slots
 from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
-from holdfast.signals.signal import Form, Signal, in_raw_slot
+from holdfast.signals.signal import Conversion, Form, Signal, in_raw_slot
 
 
 def _by(key: OrderBy) -> Callable[[Event], str]:
@@ -66,6 +67,7 @@ def _otap(kind: OtlpKind) -> Signal:
         extractors=otap_extractors(kind),
         split=otap_split(kind),
         count=otap_item_counter(kind),
+        conversion=Conversion(Form.PROTOBUF, otap_to_otlp(kind)),
         promises_order=False,
         # All tables belong to rows of the first; and without its headers nobody knows whose it is.
         roots=frozenset({ROOTS[kind].slot, HEADERS_SLOT}),

@@ -10,13 +10,14 @@ from typing import Any
 import grpc
 import pytest
 from pydantic import ValidationError
-from tests.deliver.exporters.sending import QUIVER_ID, context, send
+from tests.deliver.exporters.sending import QUIVER_ID, context, event, send
+from tests.gateway.telemetry import otlp_request
 from tests.support.otap import Tables, tables_of
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import otap
 from holdfast.quiver import Position
-from holdfast.signals.event import ArrowData
+from holdfast.signals.event import ArrowData, Unit
 from holdfast.signals.otap.extractor import HEADERS_SLOT, headers_table
 from holdfast.signals.otap.messages import GRPC_PATHS, status
 from holdfast.signals.otap.problem import BatchCode
@@ -247,3 +248,20 @@ def test_other_spellings_and_wrong_settings() -> None:
     for wrong in wrongs:
         with pytest.raises(ValidationError):
             otap.Config(**wrong)
+
+
+def test_requests_of_otlp_are_made_into_batches_several_into_one(backend: Backend) -> None:
+    made = exporter(backend, compression="none")
+    bodies = [otlp_request(OtlpKind.TRACES, [one]) for one in IDS]
+    units: list[Unit] = [
+        event(seq, body, slot=OtlpKind.TRACES.slot, signal="traces")
+        for seq, body in enumerate(bodies)
+    ]
+    units.insert(3, spans(2))
+    bad = event(9, b"\xff", slot=OtlpKind.TRACES.slot, signal="traces", headers={"x": "y"})
+    (answer,) = send(made, [*units, bad])
+    assert {place: one.kind for place, one in answer.failed.items()} == {6: FailureClass.PERMANENT}
+    counts = sorted(batch.tables["otap_spans"].num_rows for batch in backend.taken)
+    assert counts == [2, 2, 3]
+    ids = [one for batch in backend.taken for one in batch.tables["otap_spans"]["span_id"]]
+    assert Counter(one.as_py().hex() for one in ids) == Counter([*IDS, *IDS[:2]])

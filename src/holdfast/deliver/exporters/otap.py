@@ -1,16 +1,19 @@
 """Sends traces, metrics and logs on as OTAP: Arrow tables over streams of gRPC.
 
-What came as tables is sent as tables, a bundle as a batch, and is delivered when its status says
-so.
+What came as tables is sent as tables, a bundle as a batch. Requests of OTLP that follow each other
+are made into batches, several into one. Each unit is delivered when all batches that it is in have
+a status that says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import pyarrow as pa
 from pydantic import Field, model_validator
 from yarl import URL
 
@@ -19,6 +22,7 @@ from holdfast.deliver.exporter import (
     Exporter,
     ExporterContext,
     Failure,
+    FailureClass,
 )
 from holdfast.deliver.exporters.credentials import (
     AuthSettings,
@@ -33,7 +37,7 @@ from holdfast.deliver.exporters.http_client import (
 )
 from holdfast.extras import need
 from holdfast.settings import DurationS, FileSettings, SizeBytes
-from holdfast.signals.event import ArrowData, headers_sent_on
+from holdfast.signals.event import ArrowData, Event, Unit, headers_sent_on
 from holdfast.signals.otap.payloads import number_of
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Takes
@@ -87,8 +91,12 @@ class Config(HttpClientSettings):
 
 
 def takes(config: Config) -> Takes:
-    """Return what it can be given: the tables of telemetry."""
-    return Takes(frozenset({Form.ARROW}), frozenset(kind.value for kind in OtlpKind))
+    """Return what it can be given: tables, and requests of OTLP, which it makes tables of."""
+    return Takes(
+        frozenset({Form.PROTOBUF, Form.ARROW}),
+        frozenset(kind.value for kind in OtlpKind),
+        sent_as=Form.ARROW,
+    )
 
 
 def make(config: Config, context: ExporterContext) -> Exporter:
@@ -136,10 +144,25 @@ class OtapExporter:
         self._used_credentials = await self._credentials.headers()
         return {**self._fixed_headers, **self._used_credentials}
 
-    async def send(self, events: Sequence[ArrowData]) -> Answer:
-        sends = [self._deliver(_message_of(data)) for data in events]
-        failures = enumerate(await asyncio.gather(*sends))
-        return Answer({place: failure for place, failure in failures if failure is not None})
+    async def send(self, events: Sequence[Unit]) -> Answer:
+        failed: dict[int, Failure] = {}
+        sends: list[Awaitable[Failure | None]] = []
+        senders: list[Sequence[int]] = []
+        for places, run in _runs(events):
+            try:
+                messages = await asyncio.to_thread(_messages_of, run)
+            except Exception as error:
+                # Not its text, which may quote what is in it.
+                reason = f"it cannot be made into tables: {type(error).__name__}"
+                failure = Failure(FailureClass.PERMANENT, reason, "otap")
+                failed.update(dict.fromkeys(places, failure))
+                continue
+            sends += map(self._deliver, messages)
+            senders += [places] * len(messages)
+        for sender, said in zip(senders, await asyncio.gather(*sends), strict=True):
+            if said is not None:
+                failed.update(dict.fromkeys(sender, said))
+        return Answer(failed)
 
     async def _deliver(self, message: OtapMessage) -> Failure | None:
         """Send one batch, and once more if a token had to be renewed."""
@@ -151,9 +174,37 @@ class OtapExporter:
         return await self._streams.send(message)
 
 
-def _message_of(data: ArrowData) -> OtapMessage:
-    from holdfast.deliver.exporters.otap_streams import OtapMessage
+def _runs(events: Sequence[Unit]) -> Iterator[tuple[list[int], list[Unit]]]:
+    """Yield what can be made into batches together, with the places of it.
 
-    tables = {slot: rows for slot, rows in data.slots.items() if number_of(slot) is not None}
-    size_bytes = sum(rows.nbytes for rows in tables.values())
-    return OtapMessage(OtlpKind(data.signal), tables, headers_sent_on(data), size_bytes)
+    Requests that follow each other, of one signal and with the same headers; each bundle of tables
+    by itself, because their ids begin anew.
+    """
+    for _, run in groupby(enumerate(events), lambda one: _joins_with(*one)):
+        places, units = zip(*run, strict=True)
+        yield list(places), list(units)
+
+
+def _joins_with(place: int, unit: Unit) -> tuple[object, ...]:
+    if isinstance(unit, ArrowData):
+        return (place,)
+    return (unit.signal, *sorted(headers_sent_on(unit).items()))
+
+
+def _messages_of(units: Sequence[Unit]) -> list[OtapMessage]:
+    """Return the batches of some units. In any thread."""
+    from holdfast.deliver.exporters.otap_streams import OtapMessage
+    from holdfast.signals.otap.from_otlp import otap_of
+
+    kind, headers = OtlpKind(units[0].signal), headers_sent_on(units[0])
+    found: Sequence[Mapping[str, pa.RecordBatch]]
+    if isinstance(units[0], ArrowData):
+        slots = units[0].slots
+        found = [{slot: rows for slot, rows in slots.items() if number_of(slot) is not None}]
+    else:
+        found = otap_of(kind, [unit.payload for unit in units if isinstance(unit, Event)])
+    return [
+        OtapMessage(kind, tables, headers, sum(rows.nbytes for rows in tables.values()))
+        for tables in found
+        if tables
+    ]

@@ -18,7 +18,7 @@ from holdfast.extras import install_command, missing_modules, need
 from holdfast.graph.delivery import chain_of
 from holdfast.graph.environment import caps_beyond_disks, missing_packages
 from holdfast.graph.loader import load
-from holdfast.graph.paths import DestinationPlan, plan
+from holdfast.graph.paths import DestinationPlan, form_changes, plan
 from holdfast.graph.printing import arrows, as_mermaid, as_text, as_yaml, pipeline_label, printed
 from holdfast.graph.registry import Component, Registry
 from holdfast.graph.schema import Setting, graph_schema, settings_of
@@ -66,9 +66,10 @@ def validate_command(config: str, as_json: bool) -> int:
         loaded = load(config)
         here = (*missing_packages(loaded), *caps_beyond_disks(loaded))
         findings, ok = (*loaded.warnings, *here), True
+        notes = tuple(map(str, form_changes(loaded.graph)))
     except BadConfig as error:
-        findings, ok = error.findings, False
-    return report_validation(config, findings, ok, as_json)
+        findings, ok, notes = error.findings, False, ()
+    return report_validation(config, findings, ok, as_json, notes)
 
 
 @click.command()

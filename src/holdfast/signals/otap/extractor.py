@@ -3,6 +3,8 @@
 Spans, data points and log records are rows of one table each, so an item's time is its row's. The
 other tables of a batch (attributes, events, links, exemplars) have no times: their rows are as old
 as what they belong to, which speaks for them.
+
+Nothing of protobuf is imported before something is converted.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.extras import need
 from holdfast.quiver import Bundle, Extractor
 from holdfast.quiver.base.arrow import constant, texts
 from holdfast.quiver.base.envelope import TIME_TYPE
-from holdfast.signals.event import ArrowData, ItemCounter, arrow_data_of
+from holdfast.signals.event import ArrowData, Event, ItemCounter, arrow_data_of
 from holdfast.signals.otap.payloads import PARENTS, TABLES, PayloadType
+from holdfast.signals.otlp.extractor import document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 
 # Beside the tables of a batch: the headers that are kept of it, one in each row.
@@ -136,6 +140,29 @@ def _without_orphans(data: ArrowData) -> ArrowData:
     kept = {slot: table for slot, table in data.slots.items() if slot not in lost}
     left = sum(table.num_rows for table in kept.values())
     return replace(data, slots=kept, damaged_rows=data.rows - left)
+
+
+def otap_to_otlp(kind: OtlpKind) -> Callable[[ArrowData], Event]:
+    """Return what makes a request of OTLP of a bundle, for those who take no tables."""
+    read, count = document_reader(kind), item_counter(kind)
+
+    def convert(data: ArrowData) -> Event:
+        need("otel")
+        from holdfast.signals.otap.to_otlp import otlp_of
+
+        return Event(
+            quiver_id=data.quiver_id,
+            position=data.position,
+            slot=kind.slot,
+            payload=b"".join(otlp_of(kind, data.slots)),
+            headers=data.headers,
+            ingestion_ns=data.ingestion_ns,
+            signal=data.signal,
+            read=read,
+            count=count,
+        )
+
+    return convert
 
 
 def kept_headers(tables: Mapping[str, pa.RecordBatch]) -> dict[str, str]:

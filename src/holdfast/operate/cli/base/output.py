@@ -200,13 +200,25 @@ def leftover_rows(found: Leftovers) -> list[tuple[str, str]]:
     return [(what, f"{count:,}, {size(size_bytes)}") for what, count, size_bytes in counts if count]
 
 
-def report_validation(file: str, findings: Sequence[ConfigFinding], ok: bool, as_json: bool) -> int:
-    """Print what is wrong with a file; return the exit code. Warnings alone end with 0."""
+def report_validation(
+    file: str,
+    findings: Sequence[ConfigFinding],
+    ok: bool,
+    as_json: bool,
+    notes: Sequence[str] = (),
+) -> int:
+    """Print what is wrong with a file; return the exit code. Warnings alone end with 0.
+
+    `notes` say how the file is read where nothing is wrong.
+    """
     if as_json:
-        print_json({"ok": ok, "findings": [found._asdict() for found in findings]})
+        found_fields = [found._asdict() for found in findings]
+        print_json({"ok": ok, "findings": found_fields, **({"notes": notes} if notes else {})})
     else:
         for found in findings:
             click.echo(finding_line(found))
+        for note in notes:
+            click.echo(f"{file}: note: {note}")
         errors = sum(found.severity == "error" for found in findings)
         warnings = counted(len(findings) - errors, "warning")
         click.echo(f"{file}: {counted(errors, 'error')}, {warnings}")
