@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,10 @@ import polars
 import pyarrow as pa
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from tests.signals.otlp.canonical import canonical
 from tests.signals.otlp.made_up import INDICES, otlp_requests
 from tests.signals.otlp.telemetry import mutated, request
@@ -26,6 +29,7 @@ from holdfast.signals.otlp.flat.pieces import pieces_of
 from holdfast.signals.otlp.flat.requests import requests_of
 from holdfast.signals.otlp.flat.schema import DERIVED, METRIC_TYPES, SCHEMAS, TABLES
 from holdfast.signals.otlp.flat.table import flat_batches, flat_table
+from holdfast.signals.otlp.flat.values import as_text, decoded_pairs
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
@@ -375,3 +379,66 @@ def test_no_requests_are_an_empty_table(kind: OtlpKind) -> None:
         made = both(kind, bodies)
         assert made.num_rows == 0
         assert requests_of(kind, made) == []
+
+
+def attributes_at_random(chance: random.Random, count: int) -> list[bytes]:
+    """Return messages `KeyValue`, many of them broken, some with long keys and numbers."""
+    made = []
+    for _ in range(count):
+        pair = KeyValue(key=chance.choice(["", "k", "ä" * 40, "k" * chance.randint(126, 131)]))
+        which = chance.randrange(9)
+        if which == 0:
+            pair.value.string_value = "t" * chance.choice([0, 1, 120, 125, 127, 128, 16_400])
+        elif which == 1:
+            pair.value.int_value = chance.choice([0, 127, 128, -1, 2**63 - 1, -(2**63)])
+        elif which == 2:
+            pair.value.double_value = chance.choice([0.0, -0.5, 1e300])
+        elif which == 3:
+            pair.value.bool_value = chance.random() < 0.5
+        elif which == 4:
+            pair.value.bytes_value = chance.randbytes(chance.choice([0, 3, 200]))
+        elif which == 5:
+            pair.value.array_value.values.add(int_value=1)
+        elif which == 6:
+            pair.value.kvlist_value.values.add(key="k").value.SetInParent()
+        elif which == 7:
+            pair.value.SetInParent()
+        body = pair.SerializeToString()
+        made.append(mutated(body, chance) if body and chance.random() < 0.3 else body)
+    return made
+
+
+def test_attributes_read_together_are_those_read_one_by_one() -> None:
+    chance = random.Random(5)
+    for _ in range(300):
+        bodies = attributes_at_random(chance, chance.randint(1, 6))
+        ends = [0]
+        for body in bodies:
+            ends.append(ends[-1] + len(body))
+        buffers = [None, pa.py_buffer(array("i", ends)), pa.py_buffer(b"".join(bodies))]
+        column = pa.Array.from_buffers(pa.binary(), len(bodies), buffers)
+        try:
+            one_by_one = [KeyValue.FromString(body) for body in bodies]
+        except DecodeError:
+            one_by_one = None
+        try:
+            keys, values = decoded_pairs(column)
+            keys = as_text(keys)
+        except NotOtlp:
+            assert one_by_one is None, bodies
+            continue
+        keys.validate(full=True)
+        values.validate(full=True)
+        if one_by_one is None:
+            continue
+        assert keys.to_pylist() == [pair.key for pair in one_by_one]
+        for pair, value in zip(one_by_one, values.to_pylist(), strict=True):
+            assert (value is not None) == pair.HasField("value")
+            which = pair.value.WhichOneof("value")
+            found = {name: one for name, one in (value or {}).items() if one is not None}
+            if which in ("array_value", "kvlist_value"):
+                assert found.keys() == {"json_value"}
+            elif which in (None, "string_value_strindex"):
+                assert found == {}
+            else:
+                assert repr(found) == repr({which: getattr(pair.value, which)})

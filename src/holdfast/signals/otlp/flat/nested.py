@@ -6,9 +6,10 @@ is for machines for which there is no ptars, and to compare with. Everything tha
 columns later is done once, whoever made them.
 
 A column cannot contain itself, and a value of OTLP can: a list of values is a value. So the
-messages are declared anew, with lists and maps as bytes. On the wire they are the same. Declared as
-*repeated* bytes they also keep what protobuf would do with a list that is there twice (the two are
-one), which is to put their bytes behind each other.
+messages are declared anew, with attributes and values as bytes, which are looked at later
+(`values.py`). On the wire they are the same. A value is declared as *repeated* bytes, which keeps
+what protobuf would do with one that is there twice: the two are merged, and that is to put their
+bytes behind each other.
 
 Both hold the interpreter's lock for as long as a call takes; `pieces.py` keeps calls short.
 """
@@ -32,7 +33,7 @@ from holdfast.signals.otlp.messages import PROTO_FILES, REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp
 
 # What is declared as bytes.
-_RECURSIVE = {"array_value", "kvlist_value"}
+_AS_BYTES = {"KeyValue", "AnyValue", "ArrayValue", "KeyValueList"}
 
 
 class Converter(StrEnum):
@@ -68,14 +69,21 @@ def _pool() -> descriptor_pool.DescriptorPool:
         file = descriptor_pb2.FileDescriptorProto()
         module.DESCRIPTOR.CopyToProto(file)
         for message in file.message_type:
-            for field in message.field:
-                if message.name == "AnyValue" and field.name in _RECURSIVE:
-                    field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
-                    field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
-                    field.ClearField("type_name")
-                    field.ClearField("oneof_index")
+            for one in (message, *message.nested_type):
+                _declare_bytes(one)
         pool.Add(file)
     return pool
+
+
+def _declare_bytes(message: descriptor_pb2.DescriptorProto) -> None:
+    for field in message.field:
+        inner = field.type_name.rpartition(".")[2]
+        # An attribute by itself has its value as a message: so both can be written.
+        if inner in _AS_BYTES and (message.name, inner) != ("KeyValue", "AnyValue"):
+            field.type = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+            field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
+            field.ClearField("type_name")
+            field.ClearField("oneof_index")
 
 
 @cache

@@ -127,7 +127,7 @@ def _members(
     columns = {field.name: batch.column(prefix + field.name) for field in kind}
     # The message is there where its number of dropped attributes is.
     is_there = columns["dropped_attributes_count"]
-    written = write(message, _nested(kind, columns, batch.num_rows), by)
+    written = write(message, _nested(kind, columns, batch.num_rows, by), by)
     urls = batch.column(f"{prefix}schema_url").to_pylist()
     return [
         (
@@ -138,8 +138,12 @@ def _members(
     ]
 
 
-def _nested(kind: pa.DataType, columns: Mapping[str, pa.Array], rows: int) -> pa.Array:
-    nested = {name: as_nested(column, kind.field(name).type) for name, column in columns.items()}
+def _nested(
+    kind: pa.DataType, columns: Mapping[str, pa.Array], rows: int, by: Converter
+) -> pa.Array:
+    nested = {
+        name: as_nested(column, kind.field(name).type, by) for name, column in columns.items()
+    }
     return struct_of(kind, rows, nested)
 
 
@@ -151,7 +155,9 @@ def _items(
     message = _ITEMS[kind]
     item = type_of(descriptor_of(message))
     columns = {name: batch.column(name) for name in _names(item) if name != "status"}
-    nested = {name: as_nested(column, item.field(name).type) for name, column in columns.items()}
+    nested = {
+        name: as_nested(column, item.field(name).type, by) for name, column in columns.items()
+    }
     if kind is OtlpKind.TRACES:
         nested["status"] = _status(batch, item.field("status").type)
     return write(message, struct_of(item, batch.num_rows, nested), by), [None] * batch.num_rows
@@ -174,7 +180,7 @@ def _points(
     columns = {
         name: batch.column(f"metric_{name}") for name in ("name", "description", "unit", "metadata")
     }
-    heads = write(_METRIC, _nested(metric, columns, batch.num_rows), by)
+    heads = write(_METRIC, _nested(metric, columns, batch.num_rows, by), by)
     number_of = {field.name: field.number for field in descriptor_of(_METRIC).fields}
     types = batch.column("metric_type").to_pylist()
     points: list[bytes] = [b""] * batch.num_rows
@@ -199,7 +205,7 @@ def _messages(batch: pa.RecordBatch, message: str, by: Converter) -> list[bytes]
     """Return a message of which every field that is no list of points is a column."""
     kind = type_of(descriptor_of(message))
     columns = {name: batch.column(name) for name in _names(kind) if name != "data_points"}
-    return write(message, _nested(kind, columns, batch.num_rows), by)
+    return write(message, _nested(kind, columns, batch.num_rows, by), by)
 
 
 # ------------------------------------------------------------------------ on the wire

@@ -16,6 +16,7 @@ itself, which leaves what they mean, or says that they mean nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,9 @@ from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
 
+# So many results of calls are unfolded together, 4 MB of requests: unfolding takes a millisecond,
+# however few the items are.
+CALLS_AT_ONCE = 16
 # What resources, scopes and metrics take in one batch.
 JOINED_BYTES_MAX = 64 * 1024 * 1024
 # A whole table; a column of texts can hold twice as much at most.
@@ -74,8 +78,9 @@ def flat_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches that are small, however much their resources take."""
     by = by or converter()
-    for pieces in _calls(kind, requests, unreadable):
-        yield from _batches_of(kind, pieces, unreadable, by)
+    calls = _calls(kind, requests, unreadable)
+    while some := list(islice(calls, CALLS_AT_ONCE)):
+        yield from _batches_of(kind, some, unreadable, by)
 
 
 # Pieces of requests, each with the place of its request.
@@ -110,12 +115,16 @@ def _leave_out(place: int, error: NotOtlp, unreadable: MutableSequence[int] | No
 
 
 def _batches_of(
-    kind: OtlpKind, pieces: _PlacedPieces, unreadable: MutableSequence[int] | None, by: Converter
+    kind: OtlpKind,
+    calls: Sequence[_PlacedPieces],
+    unreadable: MutableSequence[int] | None,
+    by: Converter,
 ) -> list[pa.RecordBatch]:
     try:
-        return _unfolded(kind, pieces, by)
+        return _unfolded(kind, calls, by)
     except (NotOtlp, SeveralValues):
-        return _unfolded(kind, _settled(kind, pieces, unreadable), by)
+        settled = [_settled(kind, pieces, unreadable) for pieces in calls]
+        return _unfolded(kind, settled, by)
 
 
 def _settled(
@@ -138,9 +147,13 @@ def _settled(
 # --------------------------------------------------------------- from nested columns
 
 
-def _unfolded(kind: OtlpKind, pieces: _PlacedPieces, by: Converter) -> list[pa.RecordBatch]:
+def _unfolded(
+    kind: OtlpKind, calls: Sequence[_PlacedPieces], by: Converter
+) -> list[pa.RecordBatch]:
     message = REQUESTS[kind].DESCRIPTOR.full_name
-    nested = read(message, [piece for _, piece in pieces], by)
+    nested = pa.concat_arrays(
+        [read(message, [piece for _, piece in pieces], by) for pieces in calls]
+    )
     resource_lists = nested.field(LEVELS[kind][0])
     resources = resource_lists.values
     scope_lists = resources.field(LEVELS[kind][1])
@@ -159,7 +172,7 @@ def _unfolded(kind: OtlpKind, pieces: _PlacedPieces, by: Converter) -> list[pa.R
         columns = _items(kind, items, schema)
     resource_of = pc.list_parent_indices(scope_lists).take(scope_of)
     request_of = pc.list_parent_indices(resource_lists).take(resource_of)
-    places = numbers([place for place, _ in pieces], pa.int32())
+    places = numbers([place for pieces in calls for place, _ in pieces], pa.int32())
     columns[REQUEST] = places.take(request_of)
     joined = [
         (_resource_columns(resources, schema), resource_of),
@@ -183,11 +196,28 @@ def _batches(
         parts = {name: column.slice(first, count) for name, column in columns.items()}
         for above, places in joined:
             for name, column in above.items():
-                parts[name] = column.take(places.slice(first, count))
+                parts[name] = _repeated(column, places.slice(first, count))
         batches.append(
             pa.RecordBatch.from_arrays([parts[name] for name in schema.names], schema=schema)
         )
     return batches
+
+
+def _repeated(column: pa.Array, places: pa.Array) -> pa.Array:
+    """Return the values at places; most columns above items are empty, which is said at once."""
+    kind, rows = column.type, len(places)
+    is_list = pa.types.is_list(kind) or pa.types.is_map(kind)
+    if column.null_count or not (is_list or pa.types.is_string(kind)):
+        return column.take(places)
+    nothing = pa.py_buffer(bytes(4 * (rows + 1)))
+    if is_list:
+        items = column.values if pa.types.is_list(kind) else column.keys
+        if not len(items):
+            children = [pa.nulls(0, kind.field(0).type)]
+            return pa.Array.from_buffers(kind, rows, [None, nothing], children=children)
+    elif column.buffers()[2] is None or not column.buffers()[2].size:
+        return pa.Array.from_buffers(kind, rows, [None, nothing, pa.py_buffer(b"")])
+    return column.take(places)
 
 
 def _flat_members(struct: pa.Array, schema: pa.Schema, prefix: str) -> _ColumnsByName:
@@ -200,19 +230,22 @@ def _flat_members(struct: pa.Array, schema: pa.Schema, prefix: str) -> _ColumnsB
 
 
 def _resource_columns(resources: pa.Array, schema: pa.Schema) -> _ColumnsByName:
-    columns = _flat_members(resources.field("resource"), schema, "resource_")
-    columns["service_name"] = _service_names(resources.field("resource").field("attributes"))
+    resource = resources.field("resource")
+    columns = _flat_members(resource, schema, "resource_")
+    columns["service_name"] = _service_names(
+        resource.field("attributes"), columns["resource_attributes"]
+    )
     columns["resource_schema_url"] = resources.field("schema_url")
     return columns
 
 
-def _service_names(attributes: pa.Array) -> pa.Array:
+def _service_names(lists: pa.Array, attributes: pa.Array) -> pa.Array:
     """Return the service of each resource, if it is a text."""
-    values = attributes.values.field("value").field("string_value")
-    is_service = pc.equal(attributes.values.field("key"), texts([SERVICE_NAME])[0])
-    owners = pc.list_parent_indices(attributes).filter(is_service)
+    is_service = pc.equal(attributes.keys, texts([SERVICE_NAME])[0])
+    owners = pc.list_parent_indices(lists).filter(is_service)
+    found = attributes.items.field("string_value").filter(is_service)
     names: list[str | None] = [None] * len(attributes)
-    for owner, name in zip(owners.to_pylist(), values.filter(is_service).to_pylist(), strict=True):
+    for owner, name in zip(owners.to_pylist(), found.to_pylist(), strict=True):
         names[owner] = names[owner] or name
     return texts(names)
 
