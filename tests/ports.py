@@ -8,8 +8,11 @@ import socket
 
 # Below those that the kernel gives to connections: of two test processes, one makes thousands of
 # them while a backend of the other is down, and would now and then take its port. Each process has
-# a thousand of its own, and takes one after another.
-_FIRST = 10_000 + os.getpid() % 20 * 1_000
+# a thousand of its own, and takes one after another. Those of one run are told apart by the number
+# that xdist gives them: of two process numbers, one pair in twenty has the same remainder.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_RUN = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+_FIRST = 10_000 + (_RUN + _WORKER) % 20 * 1_000
 _PORTS = itertools.cycle(range(_FIRST, _FIRST + 1_000))
 
 
