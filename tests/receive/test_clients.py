@@ -30,6 +30,7 @@ from openlineage.client.transport.composite import CompositeConfig, CompositeTra
 from openlineage.client.transport.http import HttpConfig, HttpTransport
 from openlineage.client.transport.transport import Transport
 from requests import HTTPError
+from tests.patience import PATIENCE_S
 from tests.receive.harness import Running, running
 
 from holdfast.errors import Overloaded
@@ -75,8 +76,13 @@ def closing_client(transport: Transport) -> closing[OpenLineageClient]:
     return closing(OpenLineageClient(transport=transport))
 
 
+# Longer than a client's five seconds: it would repeat itself on a machine that is very busy.
+PATIENT = {"timeout": PATIENCE_S}
+
+
 def http(server: Running, **options: Any) -> HttpTransport:
-    return HttpTransport(HttpConfig.from_dict({"type": "http", "url": server.url, **options}))
+    given = {"type": "http", "url": server.url, **PATIENT, **options}
+    return HttpTransport(HttpConfig.from_dict(given))
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
@@ -123,13 +129,14 @@ def test_endpoints(server: Running, endpoint: str) -> None:
 @pytest.mark.parametrize("compression", [None, "gzip"])
 def test_async_http_transport(server: Running, compression: str | None) -> None:
     runs = [run_events() for _ in range(10)]
-    config = {"url": server.url, **({"compression": compression} if compression else {})}
+    options = {"compression": compression} if compression else {}
+    config = {"url": server.url, **PATIENT, **options}
     transport = AsyncHttpTransport(AsyncHttpConfig.from_dict(config))
     with closing_client(transport) as client:
         for events in runs:
             for event in events:
                 client.emit(event)
-        assert transport.wait_for_completion(30)
+        assert transport.wait_for_completion(PATIENCE_S)
         assert transport.get_stats() == {"pending": 0, "success": 30, "failed": 0}
     sent = sorted(Serde.to_json(event).encode() for events in runs for event in events)
     assert sorted(server.place.stored()) == sent
@@ -141,8 +148,8 @@ def test_composite_transport(tmp_path: Path) -> None:
     with running(tmp_path / "a") as first, running(tmp_path / "b") as second:
         config = {
             "transports": {
-                "first": {"type": "http", "url": first.url},
-                "second": {"type": "http", "url": second.url, "compression": "gzip"},
+                "first": {"type": "http", "url": first.url, **PATIENT},
+                "second": {"type": "http", "url": second.url, "compression": "gzip", **PATIENT},
             }
         }
         events = run_events()
