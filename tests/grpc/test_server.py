@@ -29,7 +29,7 @@ from tests.grpc.harness import (
     refused,
     served,
 )
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, SCALE, until
 from tests.support.certificates import Identity, identity
 
 from holdfast.grpc.settings import GrpcSettings
@@ -194,7 +194,8 @@ def test_a_deadline_ends_a_call_on_both_sides(plain: Served) -> None:
     begun, cancelled = plain.slow.begun, plain.slow.cancelled
     with RawPeer(plain.address) as peer:
         peer.send(
-            peer.begin(1, headers_of(SLOW, grpc_timeout="50m")),
+            # Long enough to begin, though the server be stopped for a moment.
+            peer.begin(1, headers_of(SLOW, grpc_timeout=f"{round(200 * SCALE)}m")),
             DataFrame(1, b"\0\0\0\0\0", flags=["END_STREAM"]),
         )
         assert peer.status_of(1) == Code.DEADLINE_EXCEEDED
@@ -335,7 +336,9 @@ def test_certificates_rotate_without_a_restart(tmp_path: Path, authority: Identi
     tls = ListenerTls(
         cert_file="server.pem", key_file="server.key", client_ca_file="ca.pem", min_version="1.3"
     )
-    settings = GrpcSettings(header_timeout_s=2.0)
+    # The certificates are looked at as often as the shortest time-out asks for. Not that of the
+    # handshake: it may take its time.
+    settings = GrpcSettings(drain_timeout_s=2.0)
 
     def call(root: str, name: str) -> bytes:
         credentials = grpc.ssl_channel_credentials(

@@ -12,11 +12,11 @@ import grpc
 class Collector(grpc.GenericRpcHandler):
     """grpcio's server as the backend; `decide` may abort a call, or return its answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.seen: list[tuple[str, bytes, dict[str, Any]]] = []
         self.decide: Callable[[bytes, grpc.ServicerContext], bytes] = lambda body, call: b""
         self.server = grpc.server(futures.ThreadPoolExecutor(2), [self])
-        self.port = self.server.add_insecure_port("127.0.0.1:0")
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{port}")
         self.server.start()
         self.url = f"http://127.0.0.1:{self.port}"
 

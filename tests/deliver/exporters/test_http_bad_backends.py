@@ -25,13 +25,19 @@ from tests.deliver.exporters.backend import (
     slow_drip,
 )
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
-from tests.patience import SCALE, until
+from tests.patience import PATIENCE_S, SCALE, until
 from tests.ports import free_port
 
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass
 from holdfast.deliver.exporters import http
 
-SHORT = {"connect_timeout": "60s", "read_timeout": 1.0 * SCALE, "total_timeout": "60s"}
+PATIENT = {
+    "connect_timeout": PATIENCE_S,
+    "read_timeout": PATIENCE_S,
+    "total_timeout": PATIENCE_S,
+}
+# For what never comes; anything else may take its time.
+SHORT = {**PATIENT, "read_timeout": 1.0 * SCALE}
 
 
 def exporter(url: str, **config: Any) -> Exporter:
@@ -61,7 +67,8 @@ def test_no_answer_is_transient_and_may_have_been_delivered(
     backend: Backend, step: Step, code: str
 ) -> None:
     backend.steps = [step, answer(201)]
-    failed, then = send(exporter(backend.url, **SHORT), [event()], [event()])
+    times = SHORT if code == "timeout" else PATIENT
+    failed, then = send(exporter(backend.url, **times), [event()], [event()])
     failure = failed.failed[0]
     assert (failure.kind, failure.code) == (FailureClass.TRANSIENT, code)
     assert failure.maybe_delivered
@@ -95,7 +102,8 @@ def test_a_status_is_enough_for_a_single_event(backend: Backend, step: Step) -> 
 )
 def test_a_batch_needs_the_whole_answer(backend: Backend, step: Step, code: str) -> None:
     backend.steps = [step]
-    (result,) = send(exporter(backend.url, dialect="batch_array", **SHORT), events(2))
+    times = SHORT if code == "timeout" else PATIENT
+    (result,) = send(exporter(backend.url, dialect="batch_array", **times), events(2))
     assert set(result.failed) == {0, 1}
     failure = result.failed[1]
     assert failure.kind is FailureClass.TRANSIENT
@@ -225,7 +233,7 @@ def test_the_same_under_uvloop(backend: Backend, step: Step, kind: FailureClass 
     backend.steps = [step]
 
     async def one() -> Failure | None:
-        made = exporter(backend.url, **SHORT)
+        made = exporter(backend.url, **(SHORT if step is hang_before_headers else PATIENT))
         await made.start()
         result = await made.send([event()])
         await made.close()

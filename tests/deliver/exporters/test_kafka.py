@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tests.deliver.exporters.backend import Backend
 from tests.deliver.exporters.mock_kafka import MockKafka
 from tests.deliver.exporters.sending import context, event, events, send, send_one, with_exporter
-from tests.patience import SCALE
+from tests.patience import PATIENCE_S, SCALE, until_async
 from tests.ports import free_port
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
@@ -77,7 +77,7 @@ def test_the_keys_are_those_of_the_real_client(cluster: MockKafka) -> None:
     )
     for one in theirs:
         client.emit(one)
-    client.close(10)
+    client.close(PATIENCE_S)
     ours = [event(n, Serde.to_json(one).encode()) for n, one in enumerate(theirs)]
     assert send(exporter(cluster), ours) == [Answer()]
     keys = sorted(str(key) for key, _, _ in cluster.messages(4))
@@ -136,7 +136,8 @@ def test_nothing_overtakes_a_message_that_failed(cluster: MockKafka) -> None:
 
     async def use(started: Exporter) -> Answer:
         assert await started.send([event(999)]) == Answer()  # so that it is connected
-        cluster.set_round_trip_ms(20)
+        # Long enough to take back what is queued, though this process be stopped for a moment.
+        cluster.set_round_trip_ms(100)
         cluster.fail_produce(KafkaError.INVALID_REQUIRED_ACKS)
         return await started.send(same_job)
 
@@ -172,12 +173,12 @@ def test_a_broker_that_returns(cluster: MockKafka) -> None:
         failed = (await started.send([event(1)])).failed
         assert failed[0].kind is FailureClass.TRANSIENT
         cluster.set_down(False)
-        answers = []
-        for _ in range(20):
-            answers.append(await started.send([event(1)]))
-            if answers[-1] == Answer():
-                break
-        assert answers[-1] == Answer()
+
+        async def is_taken() -> bool:
+            return await started.send([event(1)]) == Answer()
+
+        # As often as it takes: the client waits longer and longer before it connects again.
+        await until_async(is_taken)
 
     with_exporter(exporter(cluster, timeout=1), use)
 

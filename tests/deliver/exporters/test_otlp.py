@@ -21,9 +21,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from pydantic import ValidationError
 from tests.deliver.exporters.backend import Backend, answer
-from tests.deliver.exporters.sending import context, event, send
+from tests.deliver.exporters.sending import context, event, send, with_exporter
 from tests.grpc.harness import served
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until_async
+from tests.ports import free_port
 from tests.support.certificates import Certificates, make_certificates
 from tests.support.collector import Collector
 
@@ -273,14 +274,24 @@ def test_a_backend_that_hangs_ends_in_time(collector: Collector) -> None:
         go.wait(PATIENCE_S)
         return b""
 
-    collector.decide = decide
-    made = exporter(collector.url, total_timeout="200ms", connect_timeout="100ms")
-    [got] = send(made, [unit(1, traces("a"))])
+    async def use(started: Exporter) -> Answer:
+        async def is_taken() -> bool:
+            return await started.send([unit(1, traces("a"))]) == Answer()
+
+        # So that it is connected: on a busy machine that alone may take as long.
+        await until_async(is_taken)
+        collector.decide = decide
+        return await started.send([unit(1, traces("a"))])
+
+    made = exporter(collector.url, total_timeout="200ms", connect_timeout="200ms")
+    got = with_exporter(made, use)
     go.set()
     assert (got.failed[0].code, got.failed[0].maybe_delivered) == ("DEADLINE_EXCEEDED", True)
 
 
-def test_a_backend_that_was_away_is_found_again(collector: Collector) -> None:
+def test_a_backend_that_was_away_is_found_again() -> None:
+    # On a port that the kernel gives to nobody while it is away.
+    collector = Collector(free_port())
     made = exporter(collector.url)
 
     async def use() -> list[Answer]:
