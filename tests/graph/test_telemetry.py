@@ -63,6 +63,15 @@ def lines(folder: Path) -> list[object]:
     return [orjson.loads(line) for file in files for line in file.read_bytes().splitlines()]
 
 
+async def until_settled(gateway: Gateway) -> None:
+    """Wait for the ledger: what has arrived is in it a moment later."""
+
+    async def is_settled() -> bool:
+        return not any((await gateway.lag_events()).values())
+
+    await until_async(is_settled)
+
+
 def test_all_signals_are_written_as_otlp_json_and_one_as_it_came(tmp_path: Path) -> None:
     sent = {kind: request(kind, random.Random(1)) for kind in OtlpKind}
     gateway = Gateway(load(graph_file(tmp_path)).graph)
@@ -74,6 +83,7 @@ def test_all_signals_are_written_as_otlp_json_and_one_as_it_came(tmp_path: Path)
                 assert await asyncio.to_thread(send, address, kind, body) == 200
             await until_async(lambda: len(lines(tmp_path / "all")) == len(sent))
             await until_async(lambda: bool(list((tmp_path / "spans").glob("*.parquet"))))
+            await until_settled(gateway)
             (everything, spans) = (await gateway.statistics()).destinations
             items = {kind: codec.check(kind, body) for kind, body in sent.items()}
             assert everything.figures.items == {
@@ -133,10 +143,7 @@ def test_what_item_processors_drop_is_filtered_and_counted_in_items(
             for kind, body in sent.items():
                 assert await asyncio.to_thread(send, address, kind, body) == 200
             await until_async(lambda: len(lines(tmp_path / "all")) == 2)
-            # What has arrived is in the ledger a moment later.
-            async with asyncio.timeout(PATIENCE_S):
-                while (await gateway.lag_events())["all"]:
-                    pass
+            await until_settled(gateway)
             told = await gateway.statistics()
             items = {kind: codec.check(kind, body) for kind, body in sent.items()}
             kept = {kind: codec.check(kind, body) for kind, body in halves.items()}
