@@ -113,7 +113,7 @@ def made(
 def test_the_end_waits_for_no_batch_of_events_that_nobody_posts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", PATIENCE_S)
     verdict = DataflowVerdict()
     monkeypatch.setattr(dataflow, "check_dataflow", lambda *_: verdict)
     proof, clients, batches = made(tmp_path, monkeypatch), _Child(), [0]

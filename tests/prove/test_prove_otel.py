@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from tests.patience import PATIENCE_S, until
+from tests.ports import free_port
 
 from holdfast.prove.checker import GatewayVerdict, check_gateway, read_arrivals
 from holdfast.prove.journal import UNKNOWN, ProofJournal, read_journals
 from holdfast.prove.otel import TELEMETRY_ENDS, dropping_answers
-from holdfast.prove.runner import free_ports
 from holdfast.prove.telemetry import (
     ITEMS_MAX,
     ArrivalJournal,
@@ -54,7 +54,7 @@ def test_what_came_is_written_down_before_it_is_answered(tmp_path: Path) -> None
 
 def test_a_client_and_a_backend_understand_each_other(tmp_path: Path) -> None:
     """Without a gateway between them: what a client was answered is in the backend's journal."""
-    (port,) = free_ports(1)
+    port = free_port()
     arrived = tmp_path / "0001.grpc"
     loop = asyncio.new_event_loop()
     serving = loop.create_task(serve("grpc", port, str(arrived)))
