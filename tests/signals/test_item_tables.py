@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ import pyarrow as pa
 import pytest
 from tests.signals.otlp.telemetry import NOW_NS, request
 
+from holdfast.errors import StorageFailed
 from holdfast.query import open_tables
+from holdfast.query.kept import KeptTables
 from holdfast.query.sql import answer
 from holdfast.quiver import Quiver, QuiverConfig
 from holdfast.signals.otap.from_otlp import otap_of
@@ -133,3 +136,36 @@ def test_batches_of_otap_are_in_the_same_table(
         assert told == sorted(map(str, expected.select(names).to_pylist()))
         identity = rows.select(["_seq", "_row", "_item"]).to_pylist()
         assert len({tuple(one.values()) for one in identity}) == expected.num_rows
+
+
+def test_tables_of_sealed_segments_are_kept(stored: Stored, tmp_path: Path) -> None:
+    folder = tmp_path / "kept's"
+    query = (
+        "select _seq, _row, _item, time, attributes, service_name, events from spans order by all"
+    )
+
+    def asked(keep: KeptTables | None) -> list[dict[str, object]]:
+        with answer(open_tables(stored.quiver.directory, keep=keep), query) as reader:
+            found: list[dict[str, object]] = reader.read_all().to_pylist()
+        return found
+
+    expected = asked(None)
+    assert len(expected) == stored.expected(OtlpKind.TRACES).num_rows
+    assert asked(KeptTables(folder)) == expected
+    kept = {path: path.stat().st_ino for path in folder.glob("*-spans-*.parquet")}
+    # Two segments; what is not sealed is read as ever.
+    assert len(kept) == 2
+    assert asked(KeptTables(folder)) == expected
+    assert {path: path.stat().st_ino for path in kept} == kept
+    # What is beyond the bound is made each time, and files that nobody uses go.
+    stranger = folder / "old.parquet"
+    stranger.write_bytes(bytes(10_000))
+    os.utime(stranger, (1, 1))
+    assert asked(KeptTables(folder, max_bytes=1)) == expected
+    assert not stranger.exists()
+    assert len(list(folder.iterdir())) < 6
+    stored.quiver.flush()
+    assert asked(KeptTables(folder)) == expected
+    assert len(list(folder.glob("*-spans-*.parquet"))) == 3
+    with pytest.raises(StorageFailed, match="cannot be kept"):
+        asked(KeptTables(next(folder.iterdir()) / "below a file"))

@@ -150,6 +150,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "query": (
+        {"kept"},
         {"datasets"},
         {"sql"},
         {"__init__"},

@@ -144,6 +144,7 @@ def _otel() -> Benchmark:
     from holdfast.bench.otel_durable import measure_otel_durable
     from holdfast.bench.otel_forward import measure_joining, measure_persistence
     from holdfast.bench.otel_memory import measure_otel_memory
+    from holdfast.bench.otel_query import measure_scan
 
     sections = (
         measure_otel_memory,
@@ -151,6 +152,7 @@ def _otel() -> Benchmark:
         measure_otel_durable,
         measure_joining,
         measure_persistence,
+        measure_scan,
     )
     bars = (
         Bar("grpc_vs_plain", at_most=2.5),
@@ -161,6 +163,7 @@ def _otel() -> Benchmark:
         Bar("vs_otelcol_durable_1000", at_least=1.0),
         Bar("rss_mb", at_most=150),
         Bar("rss_in_flight_mb", at_most=400),
+        Bar("scan_vs_parquet", at_least=0.5),
     )
     return Benchmark(sections, bars, OTEL_FULL, OTEL_QUICK)
 

@@ -219,7 +219,17 @@ class OtelScale:
     backlog_requests: int
     # Requests that are answered before a server is killed.
     answered_before_kill: int
+    # Requests of 1,000 spans that are asked about.
+    queried_requests: int
 
 
-OTEL_FULL = OtelScale(rounds=7, seconds=1.5, backlog_requests=1_500, answered_before_kill=500)
-OTEL_QUICK = OtelScale(rounds=2, seconds=0.5, backlog_requests=200, answered_before_kill=20)
+OTEL_FULL = OtelScale(
+    rounds=7,
+    seconds=1.5,
+    backlog_requests=1_500,
+    answered_before_kill=500,
+    queried_requests=400,
+)
+OTEL_QUICK = OtelScale(
+    rounds=2, seconds=0.5, backlog_requests=200, answered_before_kill=20, queried_requests=20
+)

@@ -15,14 +15,15 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.quiver.base.config import QuiverConfig
+from holdfast.query.kept import KeptTables
+from holdfast.quiver.base.config import ItemTable, QuiverConfig
 from holdfast.quiver.read.scan import OnDamage, TimeRange, scan
 from holdfast.quiver.read.tables import StoredParts, scan_table, table_schema
 from holdfast.quiver.segments.manifest import OPAQUE
@@ -52,6 +53,8 @@ class StoredDataset(ds.Dataset):  # type: ignore[misc]
         self._known_schema = known_schema
         # What ended a stream. Arrow hands on no more than a text of it.
         self.failure: HoldfastError | None = None
+        # Files with some of its rows, and the others: what a reader of Parquet takes instead.
+        self.kept: tuple[list[Path], StoredDataset] | None = None
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -100,15 +103,19 @@ def open_tables(
     since: datetime | None = None,
     until: datetime | None = None,
     on_damage: OnDamage = "fail",
+    keep: KeptTables | None = None,
     disk: Disk | None = None,
 ) -> dict[str, StoredDataset]:
     """Return the tables of the signals, and each slot that has rows, by name.
 
     Of several quivers the rows of all. `since` (inclusive) and `until` (exclusive), both with a
     time zone, bound the event time; of a table that of each item. A table hides a slot of its name.
+    With `keep`, SQL reads tables of sealed segments from files that are made once (`kept.py`); not
+    if times are bound, or damage is to be left out.
     """
     look = _Look(disk or RealDisk(), directories, TimeRange.of(since, until), on_damage)
-    return {**{slot: look.slot(slot) for slot in look.slots()}, **look.tables()}
+    keeps = keep if since is None and until is None and on_damage == "fail" else None
+    return {**{slot: look.slot(slot) for slot in look.slots()}, **look.tables(keeps)}
 
 
 class _Look:
@@ -152,12 +159,20 @@ class _Look:
 
         return StoredDataset(self._disk, open_stream, lambda: open_stream(None).schema)
 
-    def tables(self) -> dict[str, StoredDataset]:
+    def tables(self, keep: KeptTables | None) -> dict[str, StoredDataset]:
         """Return the tables of all signals, also those that have no rows."""
-        return {name: self._table(name) for name in tables()}
+        found = {}
+        for name, table in tables().items():
+            dataset = found[name] = self._table(table, self._segments)
+            if keep is not None:
+                wanted = {table.raw_slot, *table.arrow_slots[:1]}
+                having = [one for one in self._segments if wanted & set(one.summary.slots)]
+                files = keep.of(name, table, having)
+                dataset.kept = files.paths, self._table(table, files.others)
+        return found
 
-    def _table(self, name: str) -> StoredDataset:
-        table, parts = tables()[name], StoredParts(self._segments, self._tail, self._on_damage)
+    def _table(self, table: ItemTable, segments: Sequence[Segment]) -> StoredDataset:
+        parts = StoredParts(segments, self._tail, self._on_damage)
         return StoredDataset(
             self._disk,
             lambda columns: scan_table(table, parts, columns, self._times),

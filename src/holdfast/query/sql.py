@@ -55,7 +55,16 @@ def answer(
         duckdb.connect(config=_settings(limits or SqlLimits(), spill)) as connection,
     ):
         for name, dataset in datasets.items():
-            connection.register(name, dataset)
+            if dataset.kept is None or not dataset.kept[0]:
+                connection.register(name, dataset)
+                continue
+            paths, rest = dataset.kept
+            files = ", ".join("'" + str(path).replace("'", "''") + "'" for path in paths)
+            connection.register(f"rest of {name}", rest)
+            connection.sql(
+                f"create view {name} as select * from read_parquet([{files}])"
+                f' union all by name select * from "rest of {name}"'
+            )
         try:
             found = cast("duckdb.DuckDBPyRelation | None", connection.sql(sql))
             answered = None if found is None else found.to_arrow_reader(ANSWER_ROWS)
@@ -96,7 +105,8 @@ def _explained(error: Exception, datasets: Mapping[str, StoredDataset]) -> Holdf
     """Return what went wrong: what ended the reading of a table, or what duckdb says."""
     import duckdb
 
-    for dataset in datasets.values():
+    parts = [part for one in datasets.values() for part in (one, one.kept[1] if one.kept else one)]
+    for dataset in parts:
         if dataset.failure is not None:
             return dataset.failure
     said = "\n".join(str(error).splitlines()[:_MESSAGE_LINES_MAX]).strip()

@@ -26,6 +26,7 @@ from holdfast.operate.cli.base.output import (
 )
 from holdfast.operate.cli.base.target import Target, target_argument, time_option
 from holdfast.query.datasets import open_tables
+from holdfast.query.kept import KeptTables
 from holdfast.query.sql import SqlLimits, answer
 from holdfast.settings.units import parse_size_bytes
 
@@ -60,6 +61,10 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
     "--spill", "spill_bytes", type=_Size(), default="10GB", show_default=True,
     help="What it may write to a temporary folder when memory is not enough.",
 )  # fmt: skip
+@click.option(
+    "--keep", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+    help="Keep tables of sealed segments there, at most 10 GB, for the next queries.",
+)  # fmt: skip
 @parquet_option
 @json_option
 def sql_command(  # noqa: PLR0913, PLR0917  (its options)
@@ -70,6 +75,7 @@ def sql_command(  # noqa: PLR0913, PLR0917  (its options)
     skip_damaged: bool,
     memory_bytes: int,
     spill_bytes: int,
+    keep: Path | None,
     parquet: Path | None,
     as_json: bool,
 ) -> None:
@@ -82,7 +88,11 @@ def sql_command(  # noqa: PLR0913, PLR0917  (its options)
     need("query")
     directories = [one.directory for one in target.quivers()] or [target.path]
     datasets = open_tables(
-        *directories, since=since, until=until, on_damage="skip" if skip_damaged else "fail"
+        *directories,
+        since=since,
+        until=until,
+        on_damage="skip" if skip_damaged else "fail",
+        keep=None if keep is None else KeptTables(keep),
     )
     limits = SqlLimits(memory_bytes, spill_bytes)
     with answer(datasets, query, limits) as reader:
