@@ -27,6 +27,7 @@ from holdfast.settings import Secret
 from holdfast.signals.event import ArrowData
 from holdfast.signals.otap.extractor import HEADERS_SLOT
 from holdfast.signals.otap.messages import BatchArrowRecords
+from holdfast.signals.otap.stream_decoder import OtapBatch, StreamDecoder
 from holdfast.signals.otap.stream_encoder import StreamEncoder
 from holdfast.signals.otlp.kinds import OtlpKind
 
@@ -302,3 +303,22 @@ def test_another_holdfast_sends_with_zstd_inside_and_outside(place: Place) -> No
         counts = [one["otap_spans"].num_rows for one in found]
         assert counts == [1, 1, 2, 2, 3000, 3000]
         assert plain(found[-1]) == plain(tables[1])
+
+
+def test_batches_are_read_beside_the_event_loop_however_small_they_are(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three kilobytes may unpack to what takes a tenth of a second to read."""
+    loops: list[bool] = []
+    decode = StreamDecoder.decode
+
+    def watched(decoder: StreamDecoder, message: bytes) -> OtapBatch:
+        loops.append(asyncio._get_running_loop() is not None)
+        return decode(decoder, message)
+
+    monkeypatch.setattr(StreamDecoder, "decode", watched)
+    with running(place) as server, otap_call(server.target) as call:
+        call.send(StreamEncoder().encode(1, SPANS))
+        assert call.statuses(1) == {1: "OK"}
+        assert call.finish() == "OK"
+    assert loops == [False]

@@ -39,8 +39,6 @@ from holdfast.signals.otlp.kinds import OtlpKind
 
 # Where batches are kept that could not be read, as dead letters: the messages as they came.
 MESSAGE_SLOT = "otap_message"
-# What is larger is read in a thread.
-READ_INLINE_BYTES = 64 * 1024
 # A batch that was refused for other reasons is one that may go well later.
 _CODES = {
     StatusCode.INVALID_ARGUMENT: BatchCode.INVALID_ARGUMENT,
@@ -226,8 +224,7 @@ class _Conversation:
         return True
 
     async def _read(self, message: bytes) -> OtapBatch:
-        if len(message) <= READ_INLINE_BYTES:
-            return self._decoder.decode(message)
+        # Always in a thread: its length does not say what a message unpacks to, 3 kB being 48 MB.
         return await asyncio.to_thread(self._decoder.decode, message)
 
     def _remember(self) -> None:
