@@ -59,6 +59,13 @@ own; `validate` says so. `processor:durable_buffer` has its settings in one leve
 `keep_delivered`, and `protocols.grpc.listening_addr` is `listening_addr`. What is left of a
 template, such as `{{host}}`, is warned of.
 
+**Without a buffer.** `persistence: none` keeps nothing: a receiver answers when every destination
+has acknowledged, with 503 (UNAVAILABLE over gRPC) when one has not, and the sender, who has the
+only copy, sends it again, also to those that had it. What a destination refuses for good is a dead
+letter. A destination gets one request after another, or as many at once as its `lanes` with
+`order: key`; of `delivery`, only these, `signals` and `send_timeout` have a meaning. There are no
+quivers, no data nodes and no Flight, and every change of the nodes needs a restart.
+
 **Several workers.** Each has its own quiver (`core-00`, `core-01`, … in the quiver's directory) and
 its own dead letters (`dead_letters`, `dead_letters-01`, …); the kernel spreads connections over
 them. Order is kept within a worker, so `order: received` with several is an error, unless nothing

@@ -23,6 +23,7 @@ from holdfast.graph.addresses import (
     listeners_of,
     reaches,
 )
+from holdfast.graph.direct_checks import check_keeps_nothing
 from holdfast.graph.document import Document, Location, TreePath
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.nodes_checks import check_beside_others, check_limits, check_to_nodes
@@ -30,6 +31,7 @@ from holdfast.graph.paths import (
     DestinationPlan,
     ProcessorSteps,
     dead_letters_directory,
+    direct_plan,
     group_name,
     named_sources,
     plan,
@@ -188,6 +190,7 @@ class _Checker:
 
     def flow(self) -> None:
         """Receivers lead to one quiver, quivers to exporters."""
+        check_keeps_nothing(self._graph, self._document)
         if self._graph.quivers:
             self._flow_by_quivers()
         else:
@@ -284,7 +287,8 @@ class _Checker:
     def destinations(self) -> None:
         """What only the ways through a sound graph show."""
         owners: dict[str, str] = {}
-        for quiver in plan(self._graph):
+        direct = direct_plan(self._graph)
+        for quiver in (*plan(self._graph), *(() if direct is None else (direct,))):
             sources = [found for node in quiver.receivers for found in _received(node)]
             sources += self._written(quiver.name)
             check_limits(self._graph, quiver, self._document)

@@ -180,6 +180,10 @@ class GraphFile(Settings):
 
     data_dir: LocalPath = "./holdfast_data"
     """The directory for everything durable, relative to the file."""
+    persistence: Literal["quiver", "none"] = "quiver"
+    """`none`: keep nothing. A receiver then answers when every destination has acknowledged, and
+    503 when one has not; only dead letters are on disk. By default everything is held in a quiver,
+    also if the file names none."""
     workers: int = Field(default=1, ge=1, le=WORKERS_MAX)
     """How many processes share the ports; each has a quiver and keeps its order."""
     drain: DurationS = Field(default=30.0, le=3600)
@@ -279,6 +283,11 @@ class Graph:
     def of_kind(self, kind: Kind) -> list[Node]:
         """Return the nodes of a kind; quivers are not among the processors."""
         return [n for n in self.nodes.values() if n.kind == kind and not n.is_quiver]
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether there is no quiver, not even one that the file does not name."""
+        return self.settings.persistence == "none"
 
     @property
     def quivers(self) -> list[Node]:

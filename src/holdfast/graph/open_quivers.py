@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from holdfast.dead_letters.queue import DeadLetterQueue
 from holdfast.deliver.destination import Destination
+from holdfast.deliver.direct import DirectDestination
 from holdfast.errors import BadInput
 from holdfast.graph.node_senders import NodeSenders
 from holdfast.graph.paths import DestinationPlan, QuiverPlan
@@ -24,6 +25,8 @@ ORDINARY_BYTES = 64 * 1024
 
 # The name of the dead letters where others have the name of a quiver.
 HANDLERS = "dead_letters"
+# And of what goes by without being kept.
+DIRECT = "none"
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,9 @@ class OpenQuivers:
         # What delivers rejected events.
         self.handlers: list[Outlet] = []
         self.dead_letters: DeadLetterQueue | None = None
+        # Where nothing is kept: what delivers, and what listens.
+        self.direct: list[DirectDestination] = []
+        self.direct_receivers: dict[str, Receiver] = {}
 
     def __iter__(self) -> Iterator[OpenQuiver]:
         return iter(self.quivers)
@@ -86,7 +92,8 @@ class OpenQuivers:
     @property
     def receivers(self) -> dict[str, Receiver]:
         """All that listens, by name."""
-        return {name: one for quiver in self.quivers for name, one in quiver.receivers.items()}
+        kept = {name: one for quiver in self.quivers for name, one in quiver.receivers.items()}
+        return kept | self.direct_receivers
 
     @property
     def outlets(self) -> list[Outlet]:
@@ -132,6 +139,8 @@ class OpenQuivers:
             for one in quiver.outlets:
                 figures = one.destination.statistics(counted.get(one.core_id))
                 yield DestinationFigures(one.name, name, one.core_id, figures)
+        for direct in self.direct:
+            yield DestinationFigures(direct.name, DIRECT, 0, direct.statistics())
         for one in self.handlers:
             figures = one.destination.statistics(stored.rejected)
             yield DestinationFigures(one.name, HANDLERS, 0, figures)

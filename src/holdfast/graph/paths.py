@@ -143,9 +143,16 @@ class _FoundPaths:
 
 def plan(graph: Graph) -> tuple[QuiverPlan, ...]:
     """Return what to run. The graph is sound: every name is known, and nothing goes in a circle."""
+    if graph.keeps_nothing:
+        return ()
     if not graph.quivers:
         return (_implicit(graph),)
     return tuple(_explicit(graph, node) for node in graph.quivers)
+
+
+def direct_plan(graph: Graph) -> QuiverPlan | None:
+    """Return what receives and delivers where nothing is kept; its quiver is never opened."""
+    return _implicit(graph) if graph.keeps_nothing else None
 
 
 def quiver_directory(graph: Graph, name: str, config: quiver_node.Config) -> Path:

@@ -152,7 +152,7 @@ def arrows(graph: Graph) -> Iterator[tuple[str, str, str]]:
 
     A quiver that the file does not mention is drawn all the same: it is where the disk is used.
     """
-    hidden = None if graph.quivers else IMPLICIT_QUIVER
+    hidden = IMPLICIT_QUIVER if _is_quiver_hidden(graph) else None
     for node in graph.nodes.values():
         if hidden is not None and node.kind == "receiver":
             yield node.name, hidden, ""
@@ -178,7 +178,12 @@ def _sources(graph: Graph) -> list[Node]:
     """Return the nodes whose connections are drawn; receivers before a hidden quiver share one."""
     receivers = graph.of_kind("receiver")
     others = [node for node in graph.nodes.values() if node.kind != "receiver"]
-    return [*(receivers if graph.quivers else receivers[:1]), *others]
+    return [*(receivers[:1] if _is_quiver_hidden(graph) else receivers), *others]
+
+
+def _is_quiver_hidden(graph: Graph) -> bool:
+    """Whether there is a quiver that the file does not mention."""
+    return not graph.quivers and not graph.keeps_nothing
 
 
 def as_text(graph: Graph) -> str:
@@ -198,7 +203,7 @@ def as_mermaid(graph: Graph) -> str:
     drawn: dict[str, tuple[str, str]] = {
         name: (node.kind, node.component.type) for name, node in graph.nodes.items()
     }
-    if not graph.quivers:
+    if _is_quiver_hidden(graph):
         drawn[IMPLICIT_QUIVER] = ("processor", "quiver")
     for name in graph.settings.pipelines:
         drawn[pipeline_label(name)] = ("pipeline", "Spark")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import Graph, Node
 from holdfast.graph.open_quivers import HANDLERS
-from holdfast.graph.paths import DestinationPlan, ProcessorSteps, QuiverPlan, plan
+from holdfast.graph.paths import DestinationPlan, ProcessorSteps, QuiverPlan, direct_plan, plan
 from holdfast.graph.runtime import Gateway
 
 # Keys of the file that are read when they are needed, or applied by whoever reloads.
@@ -48,11 +48,23 @@ async def reload(gateway: Gateway, new: Graph) -> Reloaded:
         here, there = before[name].destinations, after[name].destinations
         await _replace(gateway, name, here, there, report)
         await _replace_nodes(gateway, before[name], after[name], report)
+    if _direct_ways(old) != _direct_ways(new):
+        report.needs_restart.append("the nodes of a graph that keeps nothing")
     handlers = [DestinationPlan(name, (node,)) for name, node in new.handlers.items()]
     await _replace(gateway, HANDLERS, gateway.running_handlers(), handlers, report)
     live = {"drain": new.settings.drain, "logging": new.settings.logging}
     gateway.graph = replace(old, settings=old.settings.model_copy(update=live))
     return report
+
+
+def _direct_ways(graph: Graph) -> list[object]:
+    """Return all that runs where nothing is kept: there a restart costs nothing."""
+    one = direct_plan(graph)
+    if one is None:
+        return []
+    nodes = [*one.receivers, *(node for to in one.destinations for node in to.exporters)]
+    ways = [_settings_on(to.chains) for to in one.destinations]
+    return [[(node.name, node.component, node.config, node.delivery) for node in nodes], ways]
 
 
 def _compare_settings(old: Graph, new: Graph, report: Reloaded) -> None:

@@ -26,8 +26,9 @@ from typing import Any
 from holdfast.dataflow.driver.state_dir import StateDir
 from holdfast.dataflow.driver.wire import Access
 from holdfast.dead_letters.queue import DeadLetterQueue
-from holdfast.deliver.context import Taps
+from holdfast.deliver.context import DeliveryContext, Taps
 from holdfast.deliver.destination import Destination
+from holdfast.deliver.direct import DirectDestination, DirectInlet
 from holdfast.deliver.redrive import SendUnits, serve_replay
 from holdfast.deliver.statistics import Losses
 from holdfast.errors import BadInput, HoldfastError
@@ -40,6 +41,7 @@ from holdfast.graph.paths import (
     ProcessorSteps,
     QuiverPlan,
     dead_letters_directory,
+    direct_plan,
     plan,
     readers,
     state_dir,
@@ -58,7 +60,7 @@ from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.handoff.runner import HandoffRunner
 from holdfast.quiver import Position
 from holdfast.receive.before_buffer import BeforeBuffer
-from holdfast.receive.receiver import LeadThrough, Receiver, ReceiverContext
+from holdfast.receive.receiver import Inlet, LeadThrough, Receiver, ReceiverContext
 from holdfast.seam import Seam
 
 # How often the cap is divided again among a quiver and those that are being drained beside it, and
@@ -99,7 +101,9 @@ class Gateway:
             await _to_its_end(self._serve)
             self._tell_policies()
             for quiver in self._quivers:
-                await self._start_receivers(quiver)
+                inlet = quiver.store.quiver
+                await self._start_receivers(quiver.plan, inlet, quiver.receivers)
+            await self._start_direct()
         except BaseException:
             await self.stop(0.0)
             raise
@@ -142,6 +146,10 @@ class Gateway:
         for name, node in self.graph.handlers.items():
             handler = DestinationPlan(name, (node,))
             self._quivers.handlers += self._outlets_of(HANDLERS, handler)
+        direct = direct_plan(self.graph)
+        for one in () if direct is None else direct.destinations:
+            context = self._context_of(one)
+            self._quivers.direct.append(DirectDestination(context))
         self._register_pipelines()
         self._tell_leftovers()
         if self.worker == 0:
@@ -171,12 +179,15 @@ class Gateway:
 
     def _outlets_of(self, quiver: str, one: DestinationPlan) -> list[Outlet]:
         """Return what delivers to a destination: one per quiver that may hold its events."""
-        letters = self._quivers.letters
-        context = delivery_context(one, letters, self.taps, self._seam, self.graph.base_dir)
+        context = self._context_of(one)
         if quiver == HANDLERS:
-            return [Outlet(one, 0, Destination(context, letters.rejected))]
+            return [Outlet(one, 0, Destination(context, self._quivers.letters.rejected))]
         cores = self._quivers.find(quiver).store.cores
         return [Outlet(one, core.core_id, Destination(context, core.quiver)) for core in cores]
+
+    def _context_of(self, one: DestinationPlan) -> DeliveryContext:
+        letters, folder = self._quivers.letters, self.graph.base_dir
+        return delivery_context(one, letters, self.taps, self._seam, folder)
 
     def _senders_of(self, quiver: OpenQuiver, node: Node) -> NodeSenders:
         workers = self.graph.settings.workers
@@ -222,20 +233,36 @@ class Gateway:
         for outlet in self._quivers.outlets:
             log.info("destination %s: events wait for %s", outlet.name, outlet.plan.delivery.limits)
 
-    async def _start_receivers(self, quiver: OpenQuiver) -> None:
+    async def _start_direct(self) -> None:
+        """Begin to receive and deliver without keeping anything, if the file asks for that."""
+        one = direct_plan(self.graph)
+        if one is None:
+            return
+        log.warning(
+            "persistence is off: nothing is kept, and receivers answer when %s have acknowledged",
+            ", ".join(to.name for to in one.destinations),
+        )
+        for direct in self._quivers.direct:
+            await direct.start()
+        inlet = DirectInlet(self._quivers.direct, self._seam.clock)
+        await self._start_receivers(one, inlet, self._quivers.direct_receivers)
+
+    async def _start_receivers(
+        self, filled: QuiverPlan, inlet: Inlet, receivers: dict[str, Receiver]
+    ) -> None:
         """Listen, last of all: what is accepted from here on has to be stored and delivered."""
-        for node in quiver.plan.receivers:
+        for node in filled.receivers:
             context = ReceiverContext(
                 name=node.name,
-                quiver=quiver.store.quiver,
+                quiver=inlet,
                 dead_letters=self._quivers.letters,
                 seam=self._seam,
                 base_dir=self.graph.base_dir,
                 reuse_port=self.graph.settings.workers > 1,
-                before=self._before(node.name, quiver.plan.before.get(node.name, ())),
+                before=self._before(node.name, filled.before.get(node.name, ())),
             )
             receiver: Receiver = node.component.code.make(node.config, context)
-            quiver.receivers[node.name] = receiver
+            receivers[node.name] = receiver
             await receiver.start()
             log.info("receiver %s: listens on %s", node.name, ", ".join(receiver.addresses))
 
@@ -306,6 +333,7 @@ class Gateway:
                 *self._quivers.senders,
             ]
             await _all([*(one.stop(drain_s) for one in running), *others])
+            await _all(direct.stop(drain_s) for direct in self._quivers.direct)
             self.left_events = await self.lag_events()
         except asyncio.CancelledError:
             await _all(outlet.destination.stop(0.0) for outlet in self._quivers.outlets)

@@ -20,7 +20,7 @@ import orjson
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
-from holdfast.quiver import Intake, Receipt
+from holdfast.quiver import Receipt
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import TokenClient, Tokens, TokenSettings
 from holdfast.receive.batches import NotABatch, split_json, split_lines
@@ -28,7 +28,7 @@ from holdfast.receive.body import RequestLimits
 from holdfast.receive.checks import LIGHT_BYTES, Checked, Checks
 from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts
 from holdfast.receive.openapi import openapi_document
-from holdfast.receive.receiver import ReceiverContext
+from holdfast.receive.receiver import FastIntake, ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused, Response, json_response, refusal
 from holdfast.signals.openlineage.names import SLOT, Names
 from holdfast.signals.openlineage.problem import Problem
@@ -141,7 +141,7 @@ class SingleEvent(_LineageEndpoint):
         self, context: ReceiverContext, counts: RequestCounts, checks: Checks, level: AckLevel
     ) -> None:
         super().__init__(context, counts, checks, level)
-        self._intake: Intake | None = None
+        self._intake: FastIntake | None = None
         self._accepted_head = b'{"status":"accepted","level":"%s","position":"%s/' % (
             level.name.lower().encode(),
             context.quiver.quiver_id.encode(),

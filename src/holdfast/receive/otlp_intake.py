@@ -16,11 +16,11 @@ from typing import NamedTuple
 from holdfast import self_watch
 from holdfast.dead_letters.letter import Letter
 from holdfast.errors import BundleTooLarge
-from holdfast.quiver import Intake, Receipt
+from holdfast.quiver import Receipt
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import TokenClient
 from holdfast.receive.otlp_checks import HEAVY_BYTES, CheckedRequest, OtlpChecks, check_here
-from holdfast.receive.receiver import ItemCounts, LeftPayload, ReceiverContext
+from holdfast.receive.receiver import FastIntake, ItemCounts, LeftPayload, ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.problem import NotOtlp
@@ -71,7 +71,7 @@ class OtlpIntake:
         self._level = level
         self._kept_headers = {name.lower().encode(): name.lower() for name in kept_headers}
         self._checks = OtlpChecks(takes_parts=takes_parts)
-        self._intakes: dict[OtlpKind, Intake] = {}
+        self._intakes: dict[OtlpKind, FastIntake] = {}
         self.counts = {kind: ItemCounts() for kind in OtlpKind}
 
     async def close(self) -> None:

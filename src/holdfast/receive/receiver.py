@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
+import pyarrow as pa
+
 from holdfast.dead_letters.queue import DeadLetterQueue
-from holdfast.quiver import Quiver
+from holdfast.quiver import AckLevel, Receipt
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 
@@ -32,13 +34,50 @@ class LeftPayload(NamedTuple):
 LeadThrough = Callable[[str, bytes, Mapping[str, str] | None], Awaitable[LeftPayload]]
 
 
+class FastIntake(Protocol):
+    """A way in for single events that need not wait."""
+
+    def offer(
+        self,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        on_answer: Callable[[Receipt | BaseException], None],
+    ) -> bool:
+        """Take an event and call back later, once; or return False, nothing done."""
+
+
+class Inlet(Protocol):
+    """What a receiver needs of a quiver, or of what sends on without one (deliver/direct.py)."""
+
+    @property
+    def quiver_id(self) -> str:
+        """What positions in it begin with."""
+
+    def intake(self, *, slot: str, level: AckLevel | None = None) -> FastIntake:
+        """Return a way in for single events of a slot."""
+
+    async def append_raw_async(
+        self,
+        payloads: bytes | Sequence[bytes],
+        *,
+        slot: str,
+        headers: Sequence[Mapping[str, str] | None] | None = None,
+        level: AckLevel,
+    ) -> Receipt:
+        """Return when payloads are taken; raises `NotAccepted`."""
+
+    async def append_async(self, data: Mapping[str, pa.RecordBatch], *, level: AckLevel) -> Receipt:
+        """Return when record batches are taken; raises `NotAccepted`."""
+
+
 @dataclass(frozen=True)
 class ReceiverContext:
     """What a receiver needs of the gateway around it."""
 
     # The name of its node: it stands in dead letters and in metrics.
     name: str
-    quiver: Quiver
+    # Where it puts what it takes: it answers when that is done.
+    quiver: Inlet
     dead_letters: DeadLetterQueue
     seam: Seam
     # The folder of the configuration file; paths in it are relative to this.
