@@ -19,6 +19,7 @@ FIGURES = {
     ),
     *("join_vs_single", "join_vs_single_control", "rss_mb", "rss_in_flight_mb"),
     *("scan_vs_parquet", "scan_vs_parquet_unkept", "scan_spans_per_s", "scan_first_spans_per_s"),
+    *(f"flat_vs_parse{suffix}" for suffix in ("", "_logs", "_points")),
     *(f"persistence_{what}_ratio" for what in ("cpu", "throughput", "p99")),
 }
 COLLECTOR_FIGURES = {

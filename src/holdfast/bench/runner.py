@@ -142,6 +142,7 @@ def _otel() -> Benchmark:
     # Beside `grpcio`, which is the peer and the client here, and nothing that Holdfast listens by.
     from holdfast.bench.otel_accept import measure_otel_accept
     from holdfast.bench.otel_durable import measure_otel_durable
+    from holdfast.bench.otel_flat import measure_flat_tables
     from holdfast.bench.otel_forward import measure_joining, measure_persistence
     from holdfast.bench.otel_memory import measure_otel_memory
     from holdfast.bench.otel_query import measure_scan
@@ -153,8 +154,10 @@ def _otel() -> Benchmark:
         measure_joining,
         measure_persistence,
         measure_scan,
+        measure_flat_tables,
     )
     bars = (
+        Bar("flat_vs_parse", at_most=4.0),
         Bar("grpc_vs_plain", at_most=2.5),
         Bar("grpc_vs_plain_1000", at_most=2.5),
         Bar("http_vs_plain", at_most=1.5),
