@@ -442,3 +442,16 @@ def test_attributes_read_together_are_those_read_one_by_one() -> None:
                 assert found == {}
             else:
                 assert repr(found) == repr({which: getattr(pair.value, which)})
+
+
+@pytest.mark.parametrize("length", [2**31 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1])
+def test_an_attribute_that_says_to_be_longer_than_all_memory_is_refused(length: int) -> None:
+    for body in (
+        b"\x0a" + codec.as_varint(length) + b"key",
+        b"\x0a\x01k\x12" + codec.as_varint(length) + b"\x0a\x01t",
+        b"\x0a\x01k\x12\x0c\x0a" + codec.as_varint(length).ljust(11, b"t"),
+    ):
+        ends = pa.py_buffer(array("i", [0, len(body), 2 * len(body)]))
+        column = pa.Array.from_buffers(pa.binary(), 2, [None, ends, pa.py_buffer(2 * body)])
+        with pytest.raises(NotOtlp):
+            decoded_pairs(column)

@@ -153,7 +153,7 @@ class _AttributePlaces:
         # An empty key is not written.
         self.key_starts = np.where(have_key, starts + 1 + sizes, starts)
         self.key_ends = np.where(have_key, self.key_starts + lengths, starts)
-        regular = ~have_key | ((sizes > 0) & (lengths >= 0) & (self.key_ends <= ends))
+        regular = ~have_key | ((sizes > 0) & (lengths >= 0) & (lengths <= ends - self.key_starts))
         if not regular.all():
             self.are_regular = False
             return
