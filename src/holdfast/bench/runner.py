@@ -145,6 +145,7 @@ def _otel() -> Benchmark:
     from holdfast.bench.otel_flat import measure_flat_tables
     from holdfast.bench.otel_forward import measure_joining, measure_persistence
     from holdfast.bench.otel_memory import measure_otel_memory
+    from holdfast.bench.otel_otap import measure_otap
     from holdfast.bench.otel_query import measure_scan
 
     sections = (
@@ -155,6 +156,7 @@ def _otel() -> Benchmark:
         measure_persistence,
         measure_scan,
         measure_flat_tables,
+        measure_otap,
     )
     bars = (
         Bar("flat_vs_parse", at_most=4.0),
@@ -167,6 +169,7 @@ def _otel() -> Benchmark:
         Bar("rss_mb", at_most=150),
         Bar("rss_in_flight_mb", at_most=400),
         Bar("scan_vs_parquet", at_least=0.5),
+        Bar("otap_vs_otlp_bytes", at_most=0.7),
     )
     return Benchmark(sections, bars, OTEL_FULL, OTEL_QUICK)
 

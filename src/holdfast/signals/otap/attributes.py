@@ -1,8 +1,9 @@
 """Attributes: rows of a table in OTAP, lists of keys and values in OTLP; both are columns here.
 
-The columns of OTLP are those of `otlp/flat/nested.py`: a list of structs, whose value has a member
-for each type of which one is not null. So a table is those members beside each other, with a number
-that says which one it is, and a parent in place of the list.
+The columns of OTLP are those of `otlp/flat/nested.py`: lists of attributes that are bytes still.
+Read together, all attributes are one column of structs, whose value has a member for each type, of
+which one is not null. So a table is those members beside each other, with a number that says which
+one it is, and a parent in place of the list.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from holdfast.signals.otap.dictionaries import index_dtype
 from holdfast.signals.otap.numpy_columns import (
     Flags,
     Numbers,
-    bits_of,
     column_of,
     numbers_of,
     packed,
@@ -27,8 +27,12 @@ from holdfast.signals.otap.numpy_columns import (
 from holdfast.signals.otap.payloads import FORMS, PayloadType, TableForm, ValueType
 from holdfast.signals.otap.problem import NotOtap
 from holdfast.signals.otlp.flat.columns import check_single, struct_of
+from holdfast.signals.otlp.flat.nested import Converter, descriptor_of, read, type_of, write
+from holdfast.signals.otlp.flat.pieces import CALL_BYTES_MAX
 from holdfast.signals.otlp.problem import NotOtlp
 
+KEY_VALUE = "opentelemetry.proto.common.v1.KeyValue"
+ANY_VALUE = "opentelemetry.proto.common.v1.AnyValue"
 # Column of a table: the member of a value, and what says that it is there.
 _MEMBERS: Mapping[str, tuple[str, ValueType]] = {
     "str": ("string_value", ValueType.STR),
@@ -158,58 +162,75 @@ def binary_column(values: Sequence[bytes | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(values), buffers)
 
 
+def read_bodies(message: str, bodies: Sequence[bytes], by: Converter) -> pa.StructArray:
+    """Return the messages that are bytes in nested columns, read in calls of bounded size."""
+    parts: list[pa.StructArray] = []
+    call: list[bytes] = []
+    call_bytes = 0
+    for body in bodies:
+        if call and call_bytes + len(body) > CALL_BYTES_MAX:
+            parts.append(read(message, call, by))
+            call, call_bytes = [], 0
+        call.append(body)
+        call_bytes += len(body)
+    parts.append(read(message, call, by))
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def body_columns(column: pa.Array, by: Converter) -> tuple[dict[str, pa.Array], pa.Array]:
+    """Return the columns of a table for bodies of log records, and which of them are null."""
+    joined = _joined_lists(column)
+    values = read_bodies(ANY_VALUE, [body or b"" for body in joined.to_pylist()], by)
+    return value_columns(values), joined.is_null()
+
+
 def attribute_table(
-    lists: pa.Array, parents: Numbers, id_type: pa.DataType
+    lists: pa.Array, parents: Numbers, id_type: pa.DataType, by: Converter
 ) -> pa.RecordBatch | None:
     """Return the attributes of rows with these ids as a table; None if there are none.
 
-    Rows are sorted by type, key and value, and then by parent: most of a column then repeats the
-    row before, and so do the differences of the ids.
+    Rows stay in their order, by parent. Sorted by key and value, as others do it, parents would be
+    scattered: what that saves in values is less than what they then need, compressed or not.
     """
-    pairs = lists.values
-    if not len(pairs):
+    if not len(lists.values):
         return None
-    lengths = np.diff(numbers_of(lists.offsets, "<i4"))
-    owners = np.repeat(parents, lengths).astype(index_dtype(id_type))
-    columns = value_columns(pairs.field("value"))
-    key = in_dictionary(pairs.field("key"))
+    pairs = read_bodies(KEY_VALUE, lists.values.to_pylist(), by)
+    owners = np.repeat(parents, np.diff(numbers_of(lists.offsets, "<i4")))
+    columns = {
+        "parent_id": column_of(owners.astype(index_dtype(id_type)), id_type),
+        "key": in_dictionary(pairs.field("key")),
+        **value_columns(pairs.field("value")),
+    }
     if "str" in columns:
         columns["str"] = in_dictionary(columns["str"], pa.uint16())
-    order = _sorted_rows(columns, key, owners)
-    places = column_of(order.astype("<i8"), pa.int64())
-    sorted_columns = {name: column.take(places) for name, column in columns.items()}
-    made = {
-        "parent_id": column_of(owners[order], id_type),
-        "key": key.take(places),
-        **sorted_columns,
-    }
-    return pa.RecordBatch.from_arrays(list(made.values()), names=list(made))
-
-
-def _sorted_rows(columns: Mapping[str, pa.Array], key: pa.Array, owners: Numbers) -> Numbers:
-    types = numbers_of(columns["type"], "u1")
-    values = np.zeros(len(types), "<i8")
-    for name in _MEMBERS:
-        if name in columns:
-            codes, flags = _codes(columns[name]), present(columns[name])
-            rows = slice(None) if flags is None else flags
-            values[rows] = codes[rows]
-    # By the last one first.
-    return np.lexsort((owners, values, _codes(key), types))
-
-
-def _codes(column: pa.Array) -> Numbers:
-    """Return a number for each row, the same where values are."""
-    if pa.types.is_dictionary(column.type):
-        return numbers_of(column.indices, index_dtype(column.indices.type))
-    if pa.types.is_boolean(column.type):
-        return bits_of(column)
-    if column.type in (pa.int64(), pa.float64()):
-        return numbers_of(column, "<i8")
-    return numbers_of(column.dictionary_encode().indices, "<i4")
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 # -------------------------------------------------------------------------- to OTLP
+
+
+def pairs_of(batch: pa.RecordBatch, by: Converter) -> pa.Array:
+    """Return the rows of a table of attributes as messages `KeyValue`, which are bytes."""
+    if not batch.num_rows:
+        return pa.nulls(0, pa.binary())
+    kind = type_of(descriptor_of(KEY_VALUE))
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    members = {
+        "key": without_dictionary(columns["key"]),
+        "value": values_of(columns, kind.field("value").type),
+    }
+    return binary_column(write(KEY_VALUE, struct_of(kind, batch.num_rows, members), by))
+
+
+def bodies_of(column: pa.Array, target: pa.DataType, by: Converter) -> pa.Array:
+    """Return bodies of log records as messages `AnyValue`, each a list of one or of none."""
+    columns = dict(zip([field.name for field in column.type], column.flatten(), strict=True))
+    written = write(ANY_VALUE, values_of(columns, type_of(descriptor_of(ANY_VALUE))), by)
+    there = present(column)
+    flags = np.ones(len(column), np.bool_) if there is None else there
+    ends = np.concatenate(([0], np.cumsum(flags))).astype("<i4")
+    bodies = binary_column([body for body, flag in zip(written, flags, strict=True) if flag])
+    return pa.Array.from_buffers(target, len(column), [None, pa.py_buffer(ends)], children=[bodies])
 
 
 def values_of(columns: Mapping[str, pa.Array], target: pa.StructType) -> pa.StructArray:

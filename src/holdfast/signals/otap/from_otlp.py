@@ -9,13 +9,18 @@ tells by the number alone where another resource begins. Within a scope their or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from holdfast.signals.otap.attributes import attribute_table, in_dictionary, value_columns
+from holdfast.signals.otap.attributes import (
+    attribute_table,
+    body_columns,
+    in_dictionary,
+    read_bodies,
+)
 from holdfast.signals.otap.dictionaries import index_dtype
 from holdfast.signals.otap.numpy_columns import (
     Numbers,
@@ -36,8 +41,8 @@ from holdfast.signals.otap.plans import (
 )
 from holdfast.signals.otap.schemas import COLUMNS
 from holdfast.signals.otlp.flat.columns import SeveralValues, check_single, struct_of
-from holdfast.signals.otlp.flat.nested import Converter, converter, descriptor_of, read, write
-from holdfast.signals.otlp.flat.pieces import CALL_BYTES_MAX, LEVELS, pieces_of
+from holdfast.signals.otlp.flat.nested import Converter, converter, descriptor_of, write
+from holdfast.signals.otlp.flat.pieces import LEVELS, pieces_of
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp
@@ -117,18 +122,7 @@ def _settled(kind: OtlpKind, piece: bytes) -> bytes:
 
 def _nested(kind: OtlpKind, pieces: Sequence[bytes], by: Converter) -> pa.StructArray:
     """Return one row for each piece, read in calls of bounded size."""
-    message = REQUESTS[kind].DESCRIPTOR.full_name
-    parts: list[pa.StructArray] = []
-    call: list[bytes] = []
-    call_bytes = 0
-    for piece in pieces:
-        if call and call_bytes + len(piece) > CALL_BYTES_MAX:
-            parts.append(read(message, call, by))
-            call, call_bytes = [], 0
-        call.append(piece)
-        call_bytes += len(piece)
-    parts.append(read(message, call, by))
-    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return read_bodies(REQUESTS[kind].DESCRIPTOR.full_name, pieces, by)
 
 
 def lengths_of(lists: pa.Array) -> Numbers:
@@ -150,6 +144,7 @@ class _Batcher:
 
     def __init__(self, kind: OtlpKind, nested: pa.StructArray, by: Converter) -> None:
         self._kind = kind
+        self._by = by
         resource_level, scope_level, item_level = LEVELS[kind]
         self._resources = nested.field(resource_level).values
         scope_lists = self._resources.field(scope_level)
@@ -189,8 +184,10 @@ class _Batcher:
         items = _taken(self._items, rows)
         if self._kind is OtlpKind.METRICS:
             columns |= _metric_columns(items)
-            _add_points(items, made)
-        _add_table(PLANS[self._kind], items, None, made, columns)
+            _add_points(items, made, self._by)
+        if self._kind is OtlpKind.LOGS and _has_any(items.field("body")):
+            columns["body"] = _body(items.field("body"), self._by)
+        _add_table(PLANS[self._kind], items, None, made, columns, self._by)
         root = PLANS[self._kind].table
         ordered = sorted(made, key=lambda table: (table is not root, table))
         return {table.slot: made[table] for table in ordered}
@@ -210,7 +207,7 @@ class _Batcher:
         holder = _taken(holders, distinct)
         members = _fields_of(holder.field(name))
         attributes = attribute_table(
-            _without_nulls(members["attributes"]), np.arange(len(distinct)), pa.uint16()
+            _without_nulls(members["attributes"]), np.arange(len(distinct)), pa.uint16(), self._by
         )
         if attributes is not None:
             made[table] = attributes
@@ -266,6 +263,7 @@ def _add_table(
     parents: Numbers | None,
     made: dict[PayloadType, pa.RecordBatch],
     given: Mapping[str, pa.Array],
+    by: Converter,
 ) -> None:
     """Add the table of some messages, and those of what they hold."""
     ids = np.arange(len(rows))
@@ -274,13 +272,13 @@ def _add_table(
     if plan.attributes is not None:
         field, table = plan.attributes
         id_type = COLUMNS[table]["parent_id"]
-        attributes = attribute_table(_without_nulls(rows.field(field)), ids, id_type)
+        attributes = attribute_table(_without_nulls(rows.field(field)), ids, id_type, by)
         if attributes is not None:
             made[table] = attributes
     for field, child in plan.children.items():
         lists = _without_nulls(rows.field(field))
         if len(lists.values):
-            _add_table(child, lists.values, np.repeat(ids, lengths_of(lists)), made, {})
+            _add_table(child, lists.values, np.repeat(ids, lengths_of(lists)), made, {}, by)
     columns: dict[str, pa.Array] = {}
     # Only who is referred to needs an id. (Whether a metric is, its points decide.)
     if len(made) > before or plan.table is PayloadType.UNIVARIATE_METRICS:
@@ -321,7 +319,7 @@ def _column(plan: TablePlan, rows: pa.StructArray, name: str, kind: pa.DataType)
         check_single([rows.field("as_int"), rows.field("as_double")])
     if pa.types.is_fixed_size_binary(kind):
         return _ids(column, kind, f"{name} of {plan.message.rpartition('.')[2]}")
-    return _STRUCTS[name](column) if name in _STRUCTS else _as_column(column, kind)
+    return _status(column) if name == "status" else _as_column(column, kind)
 
 
 def _as_column(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -368,32 +366,26 @@ def _ids(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
     return pa.Array.from_buffers(kind, len(column), [validity, pa.py_buffer(filled.tobytes())])
 
 
-def _struct(columns: Mapping[str, pa.Array], of: pa.Array) -> pa.Array:
-    """Return columns as a struct that is null where another one is."""
-    mask = of.is_null() if of.null_count else None
-    return pa.StructArray.from_arrays(list(columns.values()), names=list(columns), mask=mask)
-
-
 def _status(column: pa.Array) -> pa.Array | None:
     columns = {}
     if _has_any(column.field("code")):
         columns["code"] = column.field("code")
     if _has_any(column.field("message")):
         columns["status_message"] = in_dictionary(column.field("message"))
-    return _struct(columns, column) if columns else None
+    if not columns:
+        return None
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays(list(columns.values()), names=list(columns), mask=mask)
 
 
-def _body(column: pa.Array) -> pa.Array:
-    columns = value_columns(column)
+def _body(column: pa.Array, by: Converter) -> pa.Array:
+    columns, nulls = body_columns(column, by)
     if "str" in columns:
         text = in_dictionary(columns["str"], pa.uint16())
         # A text that is another in nearly every row needs more in a dictionary than without.
         if pa.types.is_dictionary(text.type) and 2 * len(text.dictionary) <= len(text):
             columns["str"] = text
-    return _struct(columns, column)
-
-
-_STRUCTS: Mapping[str, Callable[[pa.Array], pa.Array | None]] = {"status": _status, "body": _body}
+    return pa.StructArray.from_arrays(list(columns.values()), names=list(columns), mask=nulls)
 
 
 # --------------------------------------------------------------------------- metrics
@@ -425,7 +417,9 @@ def _metric_columns(metrics: pa.StructArray) -> dict[str, pa.Array]:
     return {"metric_type": column_of(types, pa.uint8()), **columns}
 
 
-def _add_points(metrics: pa.StructArray, made: dict[PayloadType, pa.RecordBatch]) -> None:
+def _add_points(
+    metrics: pa.StructArray, made: dict[PayloadType, pa.RecordBatch], by: Converter
+) -> None:
     """Add the tables of points; those of gauges and sums are one, in the order of metrics."""
     found: dict[PayloadType, tuple[TablePlan, list[pa.Array], list[Numbers]]] = {}
     for name, (_, plan) in POINTS.items():
@@ -438,4 +432,4 @@ def _add_points(metrics: pa.StructArray, made: dict[PayloadType, pa.RecordBatch]
     for plan, points, parents in found.values():
         rows, owners = pa.concat_arrays(points), np.concatenate(parents)
         order = np.argsort(owners, kind="stable")
-        _add_table(plan, _taken(rows, order), owners[order], made, {})
+        _add_table(plan, _taken(rows, order), owners[order], made, {}, by)

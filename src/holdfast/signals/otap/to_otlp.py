@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from holdfast.signals.otap.attributes import values_of, without_dictionary
+from holdfast.signals.otap.attributes import bodies_of, pairs_of, without_dictionary
 from holdfast.signals.otap.dictionaries import index_dtype
 from holdfast.signals.otap.numpy_columns import Numbers, column_of, numbers_of, packed, present
 from holdfast.signals.otap.payloads import ID, PARENT_ID, PayloadType
@@ -163,6 +163,8 @@ class _RequestMaker:
         for field, child in plan.children.items():
             members[field] = self._lists(child, ids, kind.field(field).type)
         columns = {plan.renamed.get(one.name, one.name): one.name for one in batch.schema}
+        if plan.table is PayloadType.LOGS and (body := _column(batch, "body")) is not None:
+            members["body"] = bodies_of(body, kind.field("body").type, self._by)
         for target in kind:
             column = _column(batch, columns.get(target.name, ""))
             if target.name not in members and column is not None:
@@ -174,16 +176,7 @@ class _RequestMaker:
         return struct_of(kind, batch.num_rows, members)
 
     def _attributes(self, table: PayloadType, ids: Numbers, target: pa.DataType) -> pa.Array:
-        def made(batch: pa.RecordBatch) -> pa.StructArray:
-            pair = target.value_type
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            members = {
-                "key": _as_field(columns["key"], pa.string()),
-                "value": values_of(columns, pair.field("value").type),
-            }
-            return struct_of(pair, batch.num_rows, members)
-
-        return self._gathered(table, ids, target, made)
+        return self._gathered(table, ids, target, lambda batch: pairs_of(batch, self._by))
 
     def _lists(self, plan: TablePlan, ids: Numbers, target: pa.DataType) -> pa.Array:
         return self._gathered(plan.table, ids, target, lambda batch: self._messages(plan, batch))
@@ -193,7 +186,7 @@ class _RequestMaker:
         table: PayloadType,
         ids: Numbers,
         target: pa.DataType,
-        made: Callable[[pa.RecordBatch], pa.StructArray],
+        made: Callable[[pa.RecordBatch], pa.Array],
     ) -> pa.Array:
         """Return, for each id, a list of the rows that refer to it."""
         children = self._children.get(table)
@@ -295,19 +288,12 @@ def _as_field(column: pa.Array, target: pa.DataType) -> pa.Array:
         plain = pa.concat_arrays([plain])
     if pa.types.is_struct(target):
         given = dict(zip([one.name for one in plain.type], plain.flatten(), strict=True))
-        if "type" in given:
-            made = values_of(given, target)
-        else:
-            if "status_message" in given:
-                given["message"] = given.pop("status_message")
-            members = {
-                one.name: _as_field(given[one.name], one.type)
-                for one in target
-                if one.name in given
-            }
-            made = struct_of(target, len(plain), members)
-        children = [made.field(place) for place in range(target.num_fields)]
-        return pa.Array.from_buffers(target, len(plain), [plain.buffers()[0]], children=children)
+        if "status_message" in given:
+            given["message"] = given.pop("status_message")
+        members = {
+            one.name: _as_field(given[one.name], one.type) for one in target if one.name in given
+        }
+        return struct_of(target, len(plain), members, plain.buffers()[0])
     if pa.types.is_list(target):
         values = _as_field(plain.values, target.value_type)
         return pa.Array.from_buffers(target, len(plain), plain.buffers()[:2], children=[values])
