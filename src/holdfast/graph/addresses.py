@@ -18,13 +18,14 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 def listeners_of(config: object) -> Mapping[str, str]:
     """Return where a receiver listens, by the setting that says so.
 
-    One that listens in several places has a property `listening`, others a setting `listen`.
+    One that listens in several places has a property `listening`, others a setting `listen`, or
+    `listening_addr` as in OpenTelemetry.
     """
     listening: Mapping[str, str] | None = getattr(config, "listening", None)
     if listening is not None:
         return listening
-    listen = getattr(config, "listen", None)
-    return {} if listen is None else {"listen": listen}
+    keys = ("listen", "listening_addr")
+    return {key: value for key in keys if (value := getattr(config, key, None)) is not None}
 
 
 def clash(one: Address, other: Address) -> bool:
