@@ -29,19 +29,27 @@ needs_collector = pytest.mark.skipif(
 
 
 class Collector:
-    """A process that receives OTLP, over gRPC and HTTP, and hands it to one exporter."""
+    """A process that receives OTLP, over gRPC and HTTP, and hands it to one exporter.
 
-    def __init__(self, folder: Path, exporter: str, settings: dict[str, Any]) -> None:
+    With another receiver, what that takes, over gRPC alone.
+    """
+
+    def __init__(
+        self, folder: Path, exporter: str, settings: dict[str, Any], receiver: str = "otlp"
+    ) -> None:
         folder.mkdir()
         self.grpc_port, self.http_port = free_port(), free_port()
         self._log = folder / "collector.log"
         self._config = folder / "collector.yaml"
         self._process: subprocess.Popen[bytes] | None = None
-        ports = {"grpc": self.grpc_port, "http": self.http_port}
+        ports = {"grpc": self.grpc_port}
+        if receiver == "otlp":
+            ports["http"] = self.http_port
+        self._ports = tuple(ports.values())
         protocols = {name: {"endpoint": f"127.0.0.1:{port}"} for name, port in ports.items()}
-        pipeline = {"receivers": ["otlp"], "exporters": [exporter]}
+        pipeline = {"receivers": [receiver], "exporters": [exporter]}
         whole = {
-            "receivers": {"otlp": {"protocols": protocols}},
+            "receivers": {receiver: {"protocols": protocols}},
             "exporters": {exporter: settings},
             "service": {
                 "pipelines": {kind.value: pipeline for kind in OtlpKind},
@@ -56,8 +64,7 @@ class Collector:
             process = self._process = subprocess.Popen(
                 [OTELCOL, "--config", f"file:{self._config}"], stdout=log, stderr=log
             )
-        ports = (self.grpc_port, self.http_port)
-        until(lambda: all(map(listens, ports)) or process.poll() is not None, "listening")
+        until(lambda: all(map(listens, self._ports)) or process.poll() is not None, "listening")
         assert process.poll() is None, self.log()
 
     def stop(self) -> None:

@@ -7,6 +7,7 @@ bounds hold for what came.
 from __future__ import annotations
 
 import gzip
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ IDENTITY = b"identity"
 # What can be read and written; told to clients in this order.
 ENCODINGS = (IDENTITY, b"gzip", b"zstd")
 ACCEPT_ENCODING = b",".join(ENCODINGS)
+_ZSTD_AT_A_LEVEL = re.compile(rb"zstdarrow\d{1,2}")
 _GZIP_LEVEL = 1
 _ZSTD_LEVEL = 1
 _TIMEOUT_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
@@ -122,6 +124,16 @@ def unpacking(encoding: bytes, max_expanded_bytes: int) -> Decoding:
             "a message is marked as compressed, and grpc-encoding does not say how",
         )
     return Decoding([encoding], max_expanded_bytes)
+
+
+def read_encoding(name: bytes) -> bytes:
+    """Return the encoding that a peer names; raises `CallFailed` if it cannot be read.
+
+    The OpenTelemetry Collector calls zstd at a level of its own `zstdarrow5`, say.
+    """
+    encoding = b"zstd" if _ZSTD_AT_A_LEVEL.fullmatch(name) else name
+    check_encoding(encoding)
+    return encoding
 
 
 def check_encoding(encoding: bytes) -> None:

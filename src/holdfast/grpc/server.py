@@ -33,9 +33,9 @@ from holdfast.grpc.messages import (
     Message,
     MessageLimits,
     MessageReader,
-    check_encoding,
     framed,
     parse_timeout_s,
+    read_encoding,
     too_large,
     unpacking,
 )
@@ -259,8 +259,7 @@ class ServerConnection:
         if call.method is None and call.path not in self._server.stream_methods:
             raise CallFailed(StatusCode.UNIMPLEMENTED, "there is no such method here")
         call.place = self._server.gate.enter(call.path, call.headers)
-        check_encoding(encoding)
-        call.encoding = encoding
+        call.encoding = read_encoding(encoding)
         if call.method is not None:
             call.reader = MessageReader(self._server.limits.max_bytes)
         else:
