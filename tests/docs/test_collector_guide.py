@@ -24,7 +24,7 @@ def test_its_files_are_sound(tmp_path: Path, name: str) -> None:
 
 
 def test_every_metric_and_every_setting_of_the_receiver_exists() -> None:
-    assert set(FILES) == {"collector.yaml", "backends.yaml", "less.yaml"}
+    assert set(FILES) == {"collector.yaml", "backends.yaml", "less.yaml", "tables.yaml"}
     known = {metric.name.replace(".", "_") for metric in ALL_METRICS}
     named = re.findall(r"`(gateway_\w+)`", TEXT)
     assert named

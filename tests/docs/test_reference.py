@@ -141,7 +141,7 @@ def of_exporters(page: str) -> Claims:
         module = importlib.import_module(f"holdfast.deliver.exporters.{node['type']}")
         module.Config.model_validate(node["config"])
     types = {node["type"] for node in examples}
-    yield "examples", types, {"http", "otlp", "files", "kafka", "python", "console"}
+    yield "examples", types, {"http", "otlp", "otap", "files", "kafka", "python", "console"}
     statuses = re.findall(r"^\| ((?:\d{3}(?:, )?)+) \| `(\w+)` \|$", page, re.MULTILINE)
     assert len(statuses) == 5
     for codes, kind in statuses:

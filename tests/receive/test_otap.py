@@ -19,6 +19,8 @@ from tests.support.otap import OtapCall, Tables, otap_call, tables_of
 from holdfast.deliver.exporter import Answer
 from holdfast.deliver.exporters import otap as otap_exporter
 from holdfast.errors import Overloaded
+from holdfast.grpc.messages import read_encoding
+from holdfast.grpc.status import CallFailed
 from holdfast.quiver import Position, Quiver
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.receive.otap import Config, OtapReceiver
@@ -322,3 +324,16 @@ def test_batches_are_read_beside_the_event_loop_however_small_they_are(
         assert call.statuses(1) == {1: "OK"}
         assert call.finish() == "OK"
     assert loops == [False]
+
+
+def test_what_the_collector_writes_in_its_own_way_is_taken(place: Place) -> None:
+    """A scope without fields, and zstd under the name of a level."""
+    scope = pa.StructArray.from_buffers(pa.struct([]), len(IDS), [None])
+    tables = {**SPANS, "otap_spans": SPANS["otap_spans"].append_column("scope", scope)}
+    with running(place) as server, otap_call(server.target) as call:
+        call.send(StreamEncoder().encode(1, tables))
+        assert call.status() == (1, "OK", "")
+        assert [plain(one) for one in stored(place.quiver)] == [plain(tables)]
+    assert read_encoding(b"zstdarrow5") == b"zstd"
+    with pytest.raises(CallFailed):
+        read_encoding(b"zstdarrow")

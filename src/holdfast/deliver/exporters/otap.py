@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -77,17 +77,13 @@ class Config(HttpClientSettings):
     """Credentials, by `type`: `api_key`, `bearer`, `basic`, `oauth2`. Told when a stream begins."""
     headers: ExtraHeaders = Field(default_factory=dict)
     """Further headers of every stream. Their values are treated as secrets."""
+    proxy: None = None
+    """Always null: a proxy is for HTTP, and OTAP is gRPC."""
 
     @model_validator(mode="before")
     @classmethod
     def _with_our_spelling(cls, value: Any) -> Any:
         return in_our_spelling(value)
-
-    @model_validator(mode="after")
-    def _has_no_proxy(self) -> Self:
-        if self.proxy is not None:
-            raise ValueError("`proxy` is for HTTP, and OTAP is gRPC")
-        return self
 
 
 def takes(config: Config) -> Takes:
