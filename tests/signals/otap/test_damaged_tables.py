@@ -10,7 +10,7 @@ import pytest
 from tests.signals.otap.tables import attributes, traces
 
 from holdfast.quiver import Bundle, Quiver
-from holdfast.signals.event import DAMAGED_HEADER, ArrowData, headers_sent_on
+from holdfast.signals.event import DAMAGED_HEADER, ArrowData, Event, headers_sent_on
 from holdfast.signals.otap.extractor import HEADERS_SLOT, headers_table
 from holdfast.signals.otap.stream_decoder import StreamDecoder
 from holdfast.signals.otap.stream_encoder import StreamEncoder
@@ -68,6 +68,16 @@ def test_the_rest_is_a_batch_that_others_take_with_a_mark(
     got = StreamDecoder(OtlpKind.TRACES).decode(sent)
     assert got.headers[DAMAGED_HEADER] == slot
     assert set(got.tables) == set(tables)
+    # The same as a request: the mark is in it, too, for those who see no headers.
+    assert signal.conversion is not None
+    event = signal.conversion.convert(unit)
+    assert isinstance(event, Event)
+    assert headers_sent_on(event)[DAMAGED_HEADER] == slot
+    mark = {"key": "holdfast.damaged_slots", "value": {"stringValue": slot}}
+    resources = event.document["resourceSpans"]
+    assert resources
+    assert all(mark in one["resource"]["attributes"] for one in resources)
+    assert event.items == unit.items
 
 
 @pytest.mark.parametrize("slot", ["otap_spans", HEADERS_SLOT])

@@ -24,6 +24,8 @@ from holdfast.signals.otap.payloads import PARENTS, TABLES, PayloadType
 from holdfast.signals.otlp.extractor import document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 
+# Marks the resources of a request that was made of what is left of a batch.
+DAMAGED_ATTRIBUTE = "holdfast.damaged_slots"
 # Beside the tables of a batch: the headers that are kept of it, one in each row.
 HEADERS_SLOT = "otap_headers"
 _HEADERS_SCHEMA = pa.schema([("name", pa.utf8()), ("value", pa.utf8())])
@@ -149,12 +151,18 @@ def otap_to_otlp(kind: OtlpKind) -> Callable[[ArrowData], Event]:
     def convert(data: ArrowData) -> Event:
         need("otel")
         from holdfast.signals.otap.to_otlp import otlp_of
+        from holdfast.signals.otlp.codec import with_resource_attribute
 
+        payload = b"".join(otlp_of(kind, data.slots))
+        if data.damaged_slots:
+            # Not only in a header: files, consoles and functions show what is in the request.
+            slots = ", ".join(data.damaged_slots)
+            payload = with_resource_attribute(kind, payload, DAMAGED_ATTRIBUTE, slots)
         return Event(
             quiver_id=data.quiver_id,
             position=data.position,
             slot=kind.slot,
-            payload=b"".join(otlp_of(kind, data.slots)),
+            payload=payload,
             headers=data.headers,
             ingestion_ns=data.ingestion_ns,
             signal=data.signal,

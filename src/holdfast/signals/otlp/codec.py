@@ -132,6 +132,19 @@ def _services(kind: OtlpKind, request: Any) -> Iterator[str]:
 # ------------------------------------------------------------------ joining and splitting
 
 
+def with_resource_attribute(kind: OtlpKind, body: bytes, key: str, value: str) -> bytes:
+    """Return a request of which every resource has one more attribute, in place of any such."""
+    request: Any = REQUESTS[kind].FromString(body)
+    for one in _resources(kind, request):
+        attributes = one.resource.attributes
+        kept = [attribute for attribute in attributes if attribute.key != key]
+        del attributes[:]
+        attributes.extend(kept)
+        attributes.add(key=key).value.string_value = value
+    written: bytes = request.SerializeToString()
+    return written
+
+
 def join(requests: Iterable[bytes]) -> bytes:
     """Return one request with everything that these have."""
     return b"".join(requests)
