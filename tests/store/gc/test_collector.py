@@ -335,6 +335,14 @@ def test_batches_are_bounded(database_url: str) -> None:
         stage.check_at_rest()
 
 
+def test_leases_that_held_nothing_do_not_end_a_collection_early(database_url: str) -> None:
+    with staged(database_url, SETTINGS.model_copy(update={"batch_rows": 1})) as stage:
+        *_, last = [stage.references.open_job(f"job {number}") for number in range(4)]
+        stage.references.reserve_chunks(last, [(hash_of(b"a"), 1)])
+        stage.come_to_rest()
+        stage.check_at_rest()
+
+
 def test_delete_requests_are_no_larger_than_s3_takes() -> None:
     assert SETTINGS.delete_objects <= DELETE_OBJECTS_MAX == 1000
 

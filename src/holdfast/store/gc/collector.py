@@ -68,6 +68,8 @@ class GcReport:
     leases_expired: int = 0
     leases_lapsed: int = 0
     """Not renewed in time, and not ended yet: a later collection does, if they stay so."""
+    leases_released: int = 0
+    """Ended ones that are gone now with all that they held, which may have been nothing."""
     holds_released: int = 0
     commits_finished: int = 0
     chunks_removed: int = 0
@@ -203,6 +205,7 @@ class Collector:
         for kind, number in self._database.read(self._ended):
             source = ReferenceSource.numbered(kind, number)
             report.holds_released += release_references(self._database, source, number)
+            report.leases_released += 1
             self._seam.reached(StorePoint.LEASE_RELEASED)
 
     def _ended(self, connection: Connection) -> list[tuple[str, int]]:
