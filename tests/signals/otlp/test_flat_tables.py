@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -455,3 +458,15 @@ def test_an_attribute_that_says_to_be_longer_than_all_memory_is_refused(length: 
         column = pa.Array.from_buffers(pa.binary(), 2, [None, ends, pa.py_buffer(2 * body)])
         with pytest.raises(NotOtlp):
             decoded_pairs(column)
+
+
+def test_nothing_of_pandas_is_imported() -> None:
+    code = (
+        "import random, sys\n"
+        "from tests.signals.otlp.telemetry import request\n"
+        "from holdfast.signals.otlp.kinds import OtlpKind\n"
+        "from holdfast.signals.otlp.flat.table import flat_table\n"
+        "print([flat_table(k, [request(k, random.Random(1))]).num_rows for k in OtlpKind])\n"
+        "assert 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=True)

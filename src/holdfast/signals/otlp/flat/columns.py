@@ -122,9 +122,12 @@ def _distinct(lists: pa.Array, keys: pa.Array) -> pa.Array:
     keys = keys.view(pa.string())
     if _NUMBERED not in "".join(known.to_pylist()) and len(known) <= _KEYS_MAX:
         # A place for each key in each row, of which none may be taken twice.
-        rows = pc.list_parent_indices(lists).to_numpy() * len(known)
+        # From buffers, because `to_numpy` imports pandas where it is installed.
+        owners = pc.list_parent_indices(lists).buffers()[1]
+        rows = np.frombuffer(owners, np.int64, len(keys)) * len(known)
+        keys_of_rows = np.frombuffer(encoded_keys.indices.buffers()[1], np.int32, len(keys))
         taken = np.zeros(len(lists) * len(known), bool)
-        taken[rows + encoded_keys.indices.to_numpy()] = True
+        taken[rows + keys_of_rows] = True
         if np.count_nonzero(taken) == len(keys):
             return keys
     return _numbered(lists, keys)
