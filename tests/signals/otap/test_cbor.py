@@ -57,7 +57,7 @@ def filled(value: AnyValue, plain: Any) -> AnyValue:
     return value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(plain=st.lists(_VALUES, max_size=5), indefinite=st.booleans())
 def test_lists_are_what_another_library_reads_and_writes(plain: Any, indefinite: bool) -> None:
     message = filled(AnyValue(), plain).array_value.SerializeToString()
@@ -67,7 +67,7 @@ def test_lists_are_what_another_library_reads_and_writes(plain: Any, indefinite:
     assert back == ArrayValue.FromString(message)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(plain=st.dictionaries(st.text(max_size=4), _VALUES, max_size=5), canonical=st.booleans())
 def test_maps_are_what_another_library_reads_and_writes(plain: Any, canonical: bool) -> None:
     message = filled(AnyValue(), plain).kvlist_value.SerializeToString()

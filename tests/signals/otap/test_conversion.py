@@ -32,7 +32,7 @@ from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp
 
 MUTANTS = 150
-SLOW_MUTANTS = 20_000
+SLOW_MUTANTS = 10_000
 
 
 def back_and_forth(kind: OtlpKind, bodies: list[bytes]) -> bytes:

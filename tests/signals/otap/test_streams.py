@@ -24,7 +24,7 @@ from holdfast.signals.otap.stream_encoder import StreamEncoder
 from holdfast.signals.otlp.kinds import OtlpKind
 
 MUTANTS = 150
-SLOW_MUTANTS = 200_000
+SLOW_MUTANTS = 10_000
 
 
 def rows(tables: Mapping[str, pa.RecordBatch]) -> dict[str, list[dict[str, Any]]]:
