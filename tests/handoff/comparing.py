@@ -66,7 +66,8 @@ def lacking(sim: Simulation, name: str) -> set[int]:
     subscriber = sim.quiver.subscriber(subscriber_of(name))
     owners, quiver_id = sim.handoff.membership.owners, sim.quiver.quiver_id
     lost = IntervalSet((first, end) for first, end, _ in subscriber.losses)
-    stored = [one.part.id for node in sim.at.values() for one in node.adopted]
+    # Of members only: nobody asks a node that was forgotten.
+    stored = [one.part.id for member in sim.names for one in sim.at[member].adopted]
     seen = sim.at[name].seen.get(quiver_id, IntervalSet())
     return {
         seq
