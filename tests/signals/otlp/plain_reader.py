@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+_END_GROUP = 4
+
 
 class Reading(NamedTuple):
     """What a request holds, item by item, and as its services."""
@@ -57,6 +59,7 @@ def main() -> None:
 
     assert api_implementation.Type() == "python"
     decoder.ReadTag = _read_tag
+    decoder._DecodeUnknownFieldSet = _read_group  # type: ignore[attr-defined]
     from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
     from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
@@ -97,6 +100,28 @@ def _read_tag(buffer: memoryview, pos: int) -> tuple[bytes, int]:
                 break
             return encoder.TagBytes(tag >> 3, tag & 7), pos + index + 1
     raise DecodeError("not a tag")
+
+
+def _read_group(
+    buffer: memoryview, pos: int, end_pos: int, current_depth: int = 0
+) -> tuple[Any, int]:
+    """Read an unknown group to its end, which must be there.
+
+    Protobuf's own function looks only whether the last byte could be that end: the last one of a
+    number within the group will do.
+    """
+    from google.protobuf.internal import containers, decoder
+    from google.protobuf.message import DecodeError
+
+    while pos < end_pos:
+        tag_bytes, pos = _read_tag(buffer, pos)
+        tag, _ = decoder._DecodeVarint(tag_bytes, 0)  # type: ignore[attr-defined]
+        if tag & 7 == _END_GROUP:
+            return containers.UnknownFieldSet(), pos
+        _, pos = decoder._DecodeUnknownField(  # type: ignore[attr-defined]
+            buffer, pos, end_pos, tag >> 3, tag & 7, current_depth
+        )
+    raise DecodeError("a group without an end")
 
 
 def _items(kind: str, request: Any) -> list[Any]:
