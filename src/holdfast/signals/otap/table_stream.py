@@ -284,7 +284,10 @@ def _check_types(layout: SchemaLayout, limits: StreamLimits) -> None:
                     continue
                 if not any(is_kind(part) for is_kind in _TAKEN_TYPES) or part in _WITHOUT_BYTES:
                     raise NotOtap(f"a column of type {part} is not taken")
-            level = [part.field(at).type for part in level for at in range(part.num_fields)]
+            inner = [part.field(at) for part in level for at in range(part.num_fields)]
+            for one in inner:
+                one.name.encode()  # raises if it is not UTF-8, as `names` above does
+            level = [one.type for one in inner]
         if depth > limits.nesting_max:
             raise StreamTooLarge(f"a column has {depth} levels", "nesting_max", limits.nesting_max)
     if columns > limits.columns_max:
