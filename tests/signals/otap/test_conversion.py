@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.signals.otap.normal_form import normal_form, reduced
@@ -195,7 +196,11 @@ def _mutants(seed: int, count: int) -> int:
         except NotOtlp:
             continue
         back = b"".join(one for tables in made for one in otlp_of(kind, tables))
-        assert normal_form(kind, back) == normal_form(kind, body), body.hex()
+        try:
+            wanted = normal_form(kind, body)
+        except DecodeError:
+            continue  # ptars takes it; a receiver asks protobuf first
+        assert normal_form(kind, back) == wanted, body.hex()
         taken += 1
     return taken
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from google.protobuf.message import Message
+from tests.signals.otlp.made_up import INDICES
+
 from holdfast.signals.otlp.items import lists_of_scope
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
@@ -25,6 +28,7 @@ def canonical(kind: OtlpKind, body: bytes) -> Canonical:
     """Return what a request says."""
     request: Any = REQUESTS[kind].FromString(body)
     request.DiscardUnknownFields()
+    _drop_indices(request)
     found: Canonical = {}
     resources, scopes = _LISTS[kind]
     for resource in getattr(request, resources):
@@ -61,3 +65,13 @@ def _head(metric: Any) -> bytes:
 def _bytes(message: Any) -> bytes:
     written: bytes = message.SerializeToString(deterministic=True)
     return written
+
+
+def _drop_indices(message: Message) -> None:
+    """Leave out what has a meaning in profiles only, and a place in no other form."""
+    for field, value in message.ListFields():
+        if field.name in INDICES:
+            message.ClearField(field.name)
+        elif field.message_type is not None:
+            for one in [value] if isinstance(value, Message) else value:
+                _drop_indices(one)
