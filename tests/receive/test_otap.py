@@ -27,10 +27,10 @@ from holdfast.receive.otap import Config, OtapReceiver
 from holdfast.receive.receiver import ItemCounts
 from holdfast.settings import Secret
 from holdfast.signals.event import ArrowData
-from holdfast.signals.otap.extractor import HEADERS_SLOT
 from holdfast.signals.otap.messages import BatchArrowRecords
 from holdfast.signals.otap.stream_decoder import OtapBatch, StreamDecoder
 from holdfast.signals.otap.stream_encoder import StreamEncoder
+from holdfast.signals.otap_units import HEADERS_SLOT
 from holdfast.signals.otlp.kinds import OtlpKind
 
 IDS = [f"{number:016x}" for number in range(1, 6)]

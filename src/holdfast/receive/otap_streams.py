@@ -30,11 +30,11 @@ from holdfast.receive.grpc_server import ReceiverGate, client_of
 from holdfast.receive.http_app import RequestCounts
 from holdfast.receive.receiver import ItemCounts, ReceiverContext
 from holdfast.receive.responses import Reason, Refused
-from holdfast.signals.otap.extractor import HEADERS_SLOT, headers_table, otap_item_counter
 from holdfast.signals.otap.limits import StreamLimits
 from holdfast.signals.otap.messages import GRPC_PATHS, status
 from holdfast.signals.otap.problem import BatchCode, NotOtap
 from holdfast.signals.otap.stream_decoder import OtapBatch, StreamDecoder
+from holdfast.signals.otap_units import HEADERS_SLOT, headers_table, otap_item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 
 # Where batches are kept that could not be read, as dead letters: the messages as they came.

@@ -12,14 +12,14 @@ from holdfast.quiver.base.frame import FrameKind
 from holdfast.signals.event import RAW_SIGNAL, DocumentReader, Event
 from holdfast.signals.item_tables import TelemetryTable
 from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor, OrderBy, order_key
-from holdfast.signals.otap.extractor import (
+from holdfast.signals.otap.payloads import ROOTS, kind_of_slots
+from holdfast.signals.otap_units import (
     HEADERS_SLOT,
     otap_extractors,
     otap_item_counter,
     otap_split,
     otap_to_otlp,
 )
-from holdfast.signals.otap.payloads import ROOTS, kind_of_slots
 from holdfast.signals.otlp.extractor import OtlpExtractor, document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Conversion, Form, Signal, in_raw_slot

@@ -18,10 +18,10 @@ from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import otap
 from holdfast.quiver import Position
 from holdfast.signals.event import ArrowData, Unit
-from holdfast.signals.otap.extractor import HEADERS_SLOT, headers_table
 from holdfast.signals.otap.messages import GRPC_PATHS, status
 from holdfast.signals.otap.problem import BatchCode
 from holdfast.signals.otap.stream_decoder import OtapBatch, StreamDecoder
+from holdfast.signals.otap_units import HEADERS_SLOT, headers_table
 from holdfast.signals.otlp.kinds import OtlpKind
 
 IDS = [f"{number:016x}" for number in range(1, 6)]

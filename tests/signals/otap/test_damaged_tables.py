@@ -11,9 +11,9 @@ from tests.signals.otap.tables import attributes, traces
 
 from holdfast.quiver import Bundle, Quiver
 from holdfast.signals.event import DAMAGED_HEADER, ArrowData, Event, headers_sent_on
-from holdfast.signals.otap.extractor import HEADERS_SLOT, headers_table
 from holdfast.signals.otap.stream_decoder import StreamDecoder
 from holdfast.signals.otap.stream_encoder import StreamEncoder
+from holdfast.signals.otap_units import HEADERS_SLOT, headers_table
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.registry import signal_of
 from holdfast.signals.signal import Signal
