@@ -100,13 +100,12 @@ def test_reverse_proxy_yaml(
 
 def test_every_example_is_tried_here() -> None:
     # Those of pipelines have tests of their own in tests/dataflow, the collector has
-    # tests/graph/test_telemetry.py; the one with every key has tests/docs/test_every_setting.py,
-    # and is not to be run.
+    # tests/graph/test_telemetry.py, the proposal's own file tests/graph/test_seed_example.py; the
+    # one with every key has tests/docs/test_every_setting.py, and is not to be run.
     elsewhere = {
-        *("lineage_stats.yaml", "lineage_stats_tests.yaml", "every_setting.yaml"),
-        "telemetry_stats.yaml",
+        *("lineage_stats.yaml", "lineage_stats_tests.yaml", "telemetry_stats.yaml"),
+        *("collector.yaml", "seed.yaml", "every_setting.yaml"),
     }
-    elsewhere |= {"collector.yaml"}
     here = Path(__file__).read_text()
     others = [path.name for path in EXAMPLES.glob("*.yaml") if path.name not in elsewhere]
     assert [name for name in others if name not in here] == []

@@ -182,7 +182,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     "signals": (
         {"event", "openlineage", "otlp"},
         {"otap"},
-        {"item_tables", "signal"},
+        {"item_tables", "otap_units", "signal"},
         {"registry"},
         {"__init__"},
     ),

@@ -48,6 +48,7 @@ EXAMPLES = {
     "handoff syncpoint wait": "handoff syncpoint wait TOKEN gateway.yaml --timeout 5m",
     "quiver ls": "quiver ls gateway.yaml",
     "quiver show": "quiver show data 12",
+    "quiver sql": "quiver sql holdfast_data 'select count(*) from spans'",
     "quiver cat": "quiver cat data --slot events",
     "quiver ledger": "quiver ledger gateway.yaml --balance",
     "quiver metrics": "quiver metrics data",
