@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -244,3 +245,34 @@ def test_a_function_may_set_tags_and_a_later_time_but_not_an_earlier_one() -> No
     ]
     always = pa.scalar(ALWAYS_LATE_US, TIME_TYPE).as_py()
     assert [row["_wm_prev"] for row in rows] == [at(0), at(0), always]
+
+
+def test_a_run_leaves_no_alarm_behind_and_takes_none_away() -> None:
+    def told(number: int, frame: Any) -> None:
+        raise AssertionError("nobody set this alarm")
+
+    before = signal.signal(signal.SIGALRM, told)
+    try:
+        rows = run(batch(1, 2), call(row_of, timeout_s=0.05))
+        assert len(rows) == 2
+        assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        assert signal.getsignal(signal.SIGALRM) is told
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_limit_is_that_of_the_call_under_way() -> None:
+    """The clock goes on between calls, and through calls that may take longer."""
+
+    def short(row: dict[str, Any]) -> dict[str, Any]:
+        if row["number"] == 2:
+            time.sleep(3600)
+        return row_of(row)
+
+    def long(row: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.2)
+        return row_of(row)
+
+    rows = run(batch(1, 2, 3), call(short, timeout_s=0.1), call(long, timeout_s=60.0))
+    assert [row["number"] for row in good(rows)] == [1, 3]
+    assert [one["error"] for one in failed(rows)] == ["took longer than 0.1 s"]

@@ -5,18 +5,20 @@ catch every exception; none of that may cost more than the row it was called wit
 limit that it cannot catch (`_TooLong`), attempts with pauses, and in the end a row in the column of
 failures: with the error, and with the row itself if it may come again.
 
-The limit is an alarm signal, which only a main thread gets. Spark calls functions in the main
-thread of a worker; elsewhere, as in tests, a call runs as long as it runs.
+The limit is kept by an alarm signal, which only a main thread gets. Spark calls functions in the
+main thread of a worker; elsewhere, as in tests, a call runs as long as it runs. An alarm of its own
+would cost more than most calls do, so one clock ticks for all of them (`_CallClock`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -60,6 +62,9 @@ ROW_LETTERS_MAX = 64 * 1024
 # What is raised for values that do not fit their columns.
 ROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, BadInput)
 
+# Between two looks at the call under way: this part of what it may take, within these bounds.
+TICK_SHARE, TICK_S_MIN, TICK_S_MAX = 0.1, 0.005, 1.0
+
 Returned = TypeVar("Returned")
 
 
@@ -80,12 +85,69 @@ class _TooLong(BaseException):
     """A call took longer than it may; not an `Exception`, which functions catch."""
 
 
+class _CallClock:
+    """Ends a call that takes too long: a tick looks at the call under way.
+
+    What a tick raises is caught by whoever made the call, and by nobody else: it is raised once a
+    call at most, and only before `limited` has returned.
+    """
+
+    def __init__(self) -> None:
+        # When the call under way has to be over, and how long it may take in all.
+        self._until_s = math.inf
+        self._limit_s = math.inf
+        # Between two ticks; infinite while there are none.
+        self._tick_s = math.inf
+        self._before: Any = signal.SIG_DFL
+
+    def limited(self, call: Callable[[], Returned], timeout_s: float) -> Returned:
+        """Return what a call returns; raises `_TooLong` in it if it takes longer."""
+        if threading.current_thread() is not threading.main_thread():
+            return call()
+        tick_s = min(max(timeout_s * TICK_SHARE, TICK_S_MIN), TICK_S_MAX)
+        if tick_s < self._tick_s:
+            self._start(tick_s)
+        try:
+            self._limit_s = timeout_s
+            self._until_s = time.monotonic() + timeout_s
+            return call()
+        finally:
+            self._until_s = math.inf
+
+    def _start(self, tick_s: float) -> None:
+        before = signal.signal(signal.SIGALRM, self._look)
+        if self._tick_s == math.inf:
+            self._before = before
+        self._tick_s = tick_s
+        signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
+
+    def stop(self) -> None:
+        """Tick no more, until the next call."""
+        if self._tick_s == math.inf or threading.current_thread() is not threading.main_thread():
+            return
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+        self._tick_s = math.inf
+
+    def _look(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() >= self._until_s:
+            self._until_s = math.inf
+            raise _TooLong(f"took longer than {self._limit_s:g} s")
+
+
+_CLOCK = _CallClock()
+
+
+def stop_clock() -> None:
+    """Leave a process without alarms; whoever makes calls does this at the end."""
+    _CLOCK.stop()
+
+
 def tried(call: Callable[[], Returned], timeout_s: float, retry: RetrySettings) -> Returned:
     """Return what a call returns; raises `GaveUp` when it failed as often as it may."""
     for attempt in range(1, retry.attempts + 1):
         try:
-            with _no_longer_than(timeout_s):
-                return call()
+            return _CLOCK.limited(call, timeout_s)
         except (Exception, _TooLong) as error:
             if attempt == retry.attempts:
                 raise GaveUp(error_text(error), attempt) from None
@@ -114,13 +176,25 @@ def checked(row: Any) -> dict[str, Any]:
     return row
 
 
-def as_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows as Arrow; raises one of `ROW_ERRORS` if they do not fit."""
-    for row in rows:
-        if not row.keys() <= set(schema.names):
-            unknown = ", ".join(sorted(map(str, row.keys() - set(schema.names))))
-            raise ValueError(f"returned {unknown}, which is not in `returns`")
-    return pa.RecordBatch.from_pylist(rows, schema)
+def as_batch(
+    rows: list[dict[str, Any]], schema: pa.Schema, settable: Sequence[pa.Field] = ()
+) -> pa.RecordBatch:
+    """Return rows as Arrow, with those of the settable columns that some row has.
+
+    Raises one of `ROW_ERRORS` if they do not fit.
+    """
+    given = set[str]().union(*rows)
+    columns = pa.schema([*schema, *(field for field in settable if field.name in given)])
+    if not given <= set(columns.names):
+        unknown = ", ".join(sorted(map(str, given - set(columns.names))))
+        raise ValueError(f"returned {unknown}, which is not in `returns`")
+    return pa.RecordBatch.from_pylist(rows, columns)
+
+
+def moments(times: pa.Array) -> list[datetime | None]:
+    """Return times as Python has them; faster than Arrow, which asks for each zone."""
+    plain = times.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).tolist()
+    return [None if moment is None else moment.replace(tzinfo=UTC) for moment in plain]
 
 
 def parse_columns(ddl: str, setting: str) -> StructType:
@@ -134,22 +208,3 @@ def parse_columns(ddl: str, setting: str) -> StructType:
         ) from error
     assert isinstance(parsed, StructType), "BUG: columns are a struct"
     return parsed
-
-
-@contextmanager
-def _no_longer_than(timeout_s: float) -> Iterator[None]:
-    """Raise `_TooLong` in the body when it takes longer; only a main thread can be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise _TooLong(f"took longer than {timeout_s:g} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -15,7 +15,6 @@ rows, so that one bad row costs one row.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,8 @@ from holdfast.dataflow.compiler.calls import (
     as_json,
     checked,
     error_text,
+    moments,
+    stop_clock,
     tried,
 )
 from holdfast.dataflow.source.schema import fitter
@@ -101,14 +102,17 @@ class FunctionRun:
         task = f"{self._batch}.{context.partitionId() if context else 0}"
         callers = [_CallRunner(call, load_function(call.function), task) for call in self._calls]
         fit = fitter(self._schema)
-        for batch in batches:
-            passing, part, lane = _split(_with_tags(batch))
-            if passing.num_rows:
-                yield fit(passing)
-            for caller in callers:
-                part, failed = caller.apply(part, lane)
-                yield from (fit(one) for one in failed if one.num_rows)
-            yield fit(_joined(part))
+        try:
+            for batch in batches:
+                passing, part, lane = _split(_with_tags(batch))
+                if passing.num_rows:
+                    yield fit(passing)
+                for caller in callers:
+                    part, failed = caller.apply(part, lane)
+                    yield from (fit(one) for one in failed if one.num_rows)
+                yield fit(_joined(part))
+        finally:
+            stop_clock()
 
 
 def _with_tags(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -158,7 +162,8 @@ class _CallRunner:
         self._call = call
         self._function = function
         self._task = task
-        self._numbers = itertools.count()
+        # Rows that this task called it with in earlier batches.
+        self._rows_before = 0
 
     def apply(
         self, part: _SplitRows, lane: pa.RecordBatch
@@ -169,8 +174,6 @@ class _CallRunner:
         of the run: functions before it have had their effect on them.
         """
         part, rejected = self._with_lane(part, lane)
-        # By the place of its row among all that this task called the function with.
-        names = [f"{self._task}.{next(self._numbers)}" for _ in range(part.rows.num_rows)]
         failures: list[_FailedCall] = []
         if self._call.kind == "arrow":
             done = self._apply_to_batch(part, range(part.rows.num_rows), failures)
@@ -178,7 +181,9 @@ class _CallRunner:
             done = self._apply_to_rows(part, failures)
         if failures and self._call.is_fatal:
             raise FunctionFailed(_sentence(self._call, part, failures[0]))
-        return _arrived(done), [self._rejected(part, failures, names), *rejected]
+        lost = self._rejected(part, failures)
+        self._rows_before += part.rows.num_rows
+        return _arrived(done), [lost, *rejected]
 
     def _with_lane(
         self, part: _SplitRows, lane: pa.RecordBatch
@@ -214,7 +219,9 @@ class _CallRunner:
         made: list[tuple[int, list[dict[str, Any]]]] = []
         for place, row in enumerate(_arguments(part)):
             try:
-                made.append((place, list(self._rows_of(self._tried(dict(row)), row))))
+                # A function may change the row that it is called with.
+                given = dict(row) if self._call.keep else row
+                made.append((place, self._rows_of(self._tried(given), row)))
             except GaveUp as gave:
                 failures.append(_FailedCall(place, gave.error, gave.attempts))
             except (TypeError, ValueError) as error:
@@ -251,29 +258,25 @@ class _CallRunner:
         """
         batch = self._as_batch([row for _, rows in made for row in rows])
         origins = pa.array([place for place, rows in made for _ in rows], pa.int64())
-        names = {name for _, rows in made for row in rows for name in row if name in SETTABLE}
-        given = batch.select([name for name in SETTABLE if name in names])
-        system = _with_columns(part.system.take(origins), given)
+        system = _with_columns(part.system.take(origins), batch)
         return _SplitRows(batch.select(self._call.returns.names), system)
 
-    def _rows_of(self, returned: Any, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the rows that a function made of one; raises if it returned something else."""
+    def _rows_of(self, returned: Any, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the rows that a function made of one; raises if it returned something else."""
         kind = self._call.kind
         if kind == "sink":
-            yield row
-        elif kind == "filter":
+            return [row]
+        if kind == "filter":
             if not isinstance(returned, bool):
                 raise TypeError(f"returned {type(returned).__name__}, not true or false")
-            if returned:
-                yield row
-        else:
-            kept = {name: row[name] for name in self._call.keep}
-            made = returned if kind == "flat_map" else [] if returned is None else [returned]
-            yield from ({**kept, **checked(one)} for one in made)
+            return [row] if returned else []
+        made = returned if kind == "flat_map" else [] if returned is None else [returned]
+        kept = {name: row[name] for name in self._call.keep}
+        return [{**kept, **checked(one)} if kept else checked(one) for one in made]
 
     def _as_batch(self, rows: list[dict[str, Any]]) -> pa.RecordBatch:
         """Return rows as Arrow, with what they set of the system's columns."""
-        return as_batch(rows, pa.schema([*self._call.returns, *_SETTABLE_FIELDS]))
+        return as_batch(rows, self._call.returns, _SETTABLE_FIELDS)
 
     # ------------------------------------------------------------------ in batches
 
@@ -335,9 +338,7 @@ class _CallRunner:
             raise TypeError(f"returned {type(returned).__name__}, not rows")
         return list(returned)
 
-    def _rejected(
-        self, part: _SplitRows, failures: Sequence[_FailedCall], names: Sequence[str]
-    ) -> pa.RecordBatch:
+    def _rejected(self, part: _SplitRows, failures: Sequence[_FailedCall]) -> pa.RecordBatch:
         """Return the rows that failed; those of a sink keep their columns.
 
         A row with attempts left carries what the retry lane stores. One that failed for good
@@ -349,7 +350,9 @@ class _CallRunner:
         for place, failure in enumerate(failures):
             before = _lane_of(lost, place)
             attempts = failure.attempts + (before["attempts"] if before else 0)
-            again = self._again(lost, place, before, attempts, names[failure.place])
+            # By the place of its row among all that this task called the function with.
+            name = f"{self._task}.{self._rows_before + failure.place}"
+            again = self._again(lost, place, before, attempts, name)
             is_kept = again is None and self._call.lane is not None
             letters.append(
                 {
@@ -392,7 +395,9 @@ def _arguments(part: _SplitRows) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = part.rows.to_pylist()
     for name in SETTABLE:
         if name in part.system.schema.names:
-            for row, value in zip(rows, part.system.column(name).to_pylist(), strict=True):
+            column = part.system.column(name)
+            values = moments(column) if name == "_event_time" else column.to_pylist()
+            for row, value in zip(rows, values, strict=True):
                 row[name] = value
     return rows
 

@@ -39,6 +39,7 @@ from holdfast.dataflow.compiler.calls import (
     as_json,
     checked,
     error_text,
+    stop_clock,
     tried,
 )
 from holdfast.dataflow.spec.functions import load_function
@@ -81,7 +82,8 @@ class Reducer(StatefulProcessor):
         self._has_window = True
 
     def close(self) -> None:
-        """See Spark; there is nothing to close."""
+        """See Spark: the last call of the task was made."""
+        stop_clock()
 
     def _called(
         self, call: Callable[[], Any], given: dict[str, Any], fixed: dict[str, Any], when: datetime
@@ -90,7 +92,7 @@ class Reducer(StatefulProcessor):
         reducing = self._reducing
         try:
             returned = tried(lambda: _rows(call()), reducing.timeout_s, reducing.retry)
-            rows = as_batch(returned, pa.schema([*reducing.returns, _TAGS])).to_pylist()
+            rows = as_batch(returned, reducing.returns, [_TAGS]).to_pylist()
         except GaveUp as gave:
             return [self._failed(gave.error, gave.attempts, given, fixed, when)], True
         except ROW_ERRORS as error:
