@@ -10,7 +10,8 @@ SHARED_OUT := --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-UV := $(shell command -v uv 2>/dev/null)
+# What the demo needs is a part of what the tests need: no compilers, peers or clients of others.
+FOR_DEMO := $(VENV)/.demo
 
 # A process that finds no bytecode compiles all it imports: a gateway or a Spark worker then takes
 # three times as long to start. uv writes none unless asked, and containers often switch it off.
@@ -18,12 +19,12 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench setup-peers setup-collectors setup-js setup-h2spec clean
+.PHONY: help wheel demo test test-all lint bench setup-peers setup-collectors setup-js setup-h2spec clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(INSTALLED) ## see events survive a crash (ARGS="…" adds options, also for test and bench)
+demo: $(FOR_DEMO) ## see events survive a crash (ARGS="…" adds options, also for test and bench)
 	$(BIN)/holdfast demo $(ARGS)
 
 test: $(INSTALLED) ## run all tests but the slow ones
@@ -52,23 +53,16 @@ setup-js: ## install the JavaScript SDK of OpenTelemetry that tests send with (n
 setup-h2spec: ## build h2spec, with which tests compare connections of gRPC (needs Go)
 	scripts/setup-h2spec
 
+wheel: $(FOR_DEMO) ## build dist/holdfast-*.whl
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
+	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean: ## remove the virtual environment, caches and build results
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# pip reads its constraints from the environment here, because that also reaches the environment
-# in which the package is built: by the first name up to pip 25.2, by the second after it.
 $(INSTALLED): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Holdfast needs Python 3.11 or newer, and '$(PYTHON)' is not." \
-	       "Name another one: make PYTHON=python3.12 …" >&2; exit 1; }
-ifneq ($(UV),)
-	test -x $(BIN)/python || $(UV) venv --python "$$(command -v $(PYTHON))" $(VENV)
-	$(UV) pip install --python $(BIN)/python \
-	  --constraints constraints.txt --build-constraints constraints.txt --editable '.[dev]'
-else
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" PIP_BUILD_CONSTRAINT="$(CURDIR)/constraints.txt" \
-	  $(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
-endif
-	@touch $@
+	@$(PYTHON) scripts/install.py dev .installed .demo
+
+$(FOR_DEMO): pyproject.toml constraints.txt
+	@$(PYTHON) scripts/install.py demo .demo

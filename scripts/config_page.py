@@ -106,7 +106,7 @@ def page() -> str:
 
 def _component(one: Component) -> str:
     aliases = f" Also: {', '.join(f'`{name}`' for name in one.aliases)}." if one.aliases else ""
-    extra = f" Needs `pip install 'holdfast[{one.extra}]'`." if one.extra else ""
+    extra = f" Needs `pip install '.[{one.extra}]'`." if one.extra else ""
     text = f"{one.summary}{aliases}{extra}"
     return _section(f"{one.kind} `{one.type}`", text, settings_of(one.config_model))
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
 from tests.docs.bare_install import ROOT, make_install, run_command
 
 from holdfast.extras import MODULES
 from holdfast.operate.cli import cli
+from holdfast.quiver import Quiver
 
 PIPELINE = """\
 pipelines:
@@ -38,7 +40,40 @@ nodes:
 admin: {listen: null}
 """
 
-# What is asked for, and the extra that it needs; None: it works without any.
+# What is asked of the base, and the extra that it needs; None: it works without any.
+BASE_CALLS: list[tuple[list[str], str | None]] = [
+    (["quiver", "ls", "quiver"], None),
+    (["quiver", "show", "quiver", "1"], None),
+    (["quiver", "cat", "quiver", "--slot", "events"], None),
+    (["quiver", "ledger", "quiver", "--balance"], None),
+    (["quiver", "metrics", "quiver"], None),
+    (["quiver", "fsck", "quiver"], None),
+    (["quiver", "scrub", "quiver"], None),
+    (["quiver", "backup", "quiver", "backup"], None),
+    (["quiver", "sql", "quiver", "select 1"], "query"),
+    (["explain", "0", "quiver"], None),
+    (["prove", "quiver", "--kills", "1"], None),
+    (["prove", "gateway", "--kills", "1"], "gateway"),
+    (["bench", "--list"], None),
+    (["bench", "gateway", "--quick"], "gateway"),
+    (["doctor"], None),
+    (["completion", "bash"], None),
+    (["up", "kafka.yaml"], "gateway"),
+    (["node", "--data", "node"], "gateway"),
+    (["validate", "kafka.yaml"], "gateway"),
+    (["components"], "gateway"),
+    (["config", "schema"], "gateway"),
+    (["destination", "ls", "kafka.yaml"], "gateway"),
+    (["handoff", "status", "kafka.yaml"], "gateway"),
+    (["lineage", "lint", "kafka.yaml"], "gateway"),
+    (["dlq", "ls", "kafka.yaml"], "gateway"),
+    (["demo"], "gateway"),
+    (["dataflow", "run", "pipeline.yaml"], "spark"),
+    (["store", "info", "--store", "kept"], "store"),
+    (["gc", "status", "--store", "kept"], "store"),
+    (["files", "ls", "commit", "--store", "kept"], "store"),
+]
+# The same, of an installation with `gateway`.
 CALLS: list[tuple[list[str], str | None]] = [
     (["quiver", "sql", "kept", "select 1"], "query"),
     (["dataflow", "validate", "pipeline.yaml"], None),
@@ -63,19 +98,42 @@ CALLS: list[tuple[list[str], str | None]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bare")
-    make_install(folder / "install")
+def install_of(folder: Path, *extras: str) -> Path:
+    make_install(folder / "install", *extras)
     (folder / "pipeline.yaml").write_text(PIPELINE)
     (folder / "kafka.yaml").write_text(GATEWAY)
+    with Quiver.open(folder / "quiver") as quiver:
+        quiver.append(pa.record_batch({"ms": [1.5]}))
+        quiver.flush()
     return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_of(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_of(tmp_path_factory.mktemp("bare"), "gateway")
+
+
+@pytest.mark.thinned(5)
+@pytest.mark.parametrize(("words", "extra"), BASE_CALLS, ids=str)
+def test_the_base_is_the_quiver_and_its_tools(
+    base: Path, words: list[str], extra: str | None
+) -> None:
+    check(base, words, extra)
 
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("words", "extra"), CALLS, ids=str)
 def test_a_missing_extra_is_one_line(bare: Path, words: list[str], extra: str | None) -> None:
-    told = run_command(bare / "install", *words, cwd=bare)
+    check(bare, words, extra)
+
+
+def check(folder: Path, words: list[str], extra: str | None) -> None:
+    told = run_command(folder / "install", *words, cwd=folder)
     assert "Traceback" not in told.stderr
     if extra is None:
         assert told.returncode == 0, told.stderr
@@ -86,7 +144,7 @@ def test_a_missing_extra_is_one_line(bare: Path, words: list[str], extra: str | 
 
 def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield every command there is, with the groups that lead to it."""
-    context = click.Context(group)
+    context = click.Context(group, info_name=" ".join(("holdfast", *words)))
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
@@ -99,6 +157,7 @@ HELP_OF_ALL = """\
 import json, sys
 from click.testing import CliRunner
 from holdfast.operate.cli import cli
+from holdfast.quiver import Quiver
 wrong = []
 for words in json.load(sys.stdin):
     result = CliRunner().invoke(cli, [*words, "--help"])
@@ -108,10 +167,14 @@ print(json.dumps(wrong))
 """
 
 
-def test_every_help_is_shown_without_any_extra(bare: Path) -> None:
+@pytest.mark.parametrize("installed", ["base", "bare"])
+def test_every_help_is_shown_without_any_extra(
+    installed: str, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(installed)
     wanted = list(commands(cli))
     assert len(wanted) > len(cli.list_commands(click.Context(cli)))
-    told = run_command(bare / "install", cwd=bare, code=HELP_OF_ALL, given=json.dumps(wanted))
+    told = run_command(folder / "install", cwd=folder, code=HELP_OF_ALL, given=json.dumps(wanted))
     assert told.returncode == 0, told.stderr
     assert json.loads(told.stdout) == []
 
@@ -135,15 +198,15 @@ def test_an_install_with_the_extra_has_it(tmp_path: Path) -> None:
 
 def test_the_table_of_extras_names_those_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = set(project["optional-dependencies"]) - {"all", "dev"}
+    extras = set(project["optional-dependencies"]) - {"all", "demo", "dev"}
     assert set(MODULES) == extras
     for extra, modules in MODULES.items():
-        named = {
-            re.split(r"[\[<=>]", one)[0].lower().replace("-", "_")
-            for one in project["optional-dependencies"][extra]
-        }
+        listed = project["optional-dependencies"][extra]
+        named = {re.split(r"[\[<=>]", one)[0].lower().replace("-", "_") for one in listed}
         # Their distributions, where these have other names, and py4j, which comes with pyspark.
         named |= {"py4j"} if extra == "spark" else set()
         named |= {"grpc", "google"} if extra == "store" else set()
         named |= {"opentelemetry"} if extra == "otel" else set()
+        named |= {"yaml"} if extra == "gateway" else set()
+        named |= {"pydantic", "yaml"} if "holdfast[gateway]" in listed else set()
         assert set(modules) <= named

@@ -42,11 +42,11 @@ from holdfast.remote import ClientSettings, FlightSettings, PlannedRange
 from holdfast.remote.owner import KINDS
 from holdfast.remote.wire import VERSION
 from holdfast.settings.keys import key_of
-from holdfast.settings.units import parse_duration_s, parse_size_bytes
 from holdfast.signals.openlineage.facts import FACETS, PLACES, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS
 from holdfast.signals.openlineage.json_text import MAX_DEPTH
 from holdfast.store.fsck.findings import FindingKind
+from holdfast.units import parse_duration_s, parse_size_bytes
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,9 @@ def service() -> configparser.SectionProxy:
 def test_it_checks_and_starts_with_commands_that_exist(service: configparser.SectionProxy) -> None:
     for key, command in (("ExecStartPre", "validate"), ("ExecStart", "up")):
         words = service[key].split()
-        assert words[:3] == ["/usr/bin/env", "holdfast", command]
-        assert words[2] in COMMANDS
-        assert words[3] == "/etc/holdfast/holdfast.yaml"
+        assert words[:2] == ["/opt/holdfast/bin/holdfast", command]
+        assert words[1] in COMMANDS
+        assert words[2] == "/etc/holdfast/holdfast.yaml"
 
 
 def test_it_speaks_our_protocol(service: configparser.SectionProxy) -> None:
@@ -54,7 +55,8 @@ def test_it_gives_away_what_it_does_not_need(service: configparser.SectionProxy)
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 def test_systemd_can_read_it(tmp_path: Path) -> None:
     copy = tmp_path / "holdfast.service"
-    copy.write_text(UNIT.read_text().replace("User=holdfast\nGroup=holdfast\n", ""))
+    text = UNIT.read_text().replace("User=holdfast\nGroup=holdfast\n", "")
+    copy.write_text(text.replace("/opt/holdfast/bin/holdfast", sys.executable))
     command = ["systemd-analyze", "verify", "--man=no", str(copy)]
     result = subprocess.run(
         command, capture_output=True, text=True, timeout=PATIENCE_S, check=False

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from holdfast.settings import DurationS, Secret, Settings, SizeBytes
-from holdfast.settings.units import (
-    IN_UNITS,
-    parse_duration_s,
-    parse_size_bytes,
-    written_duration,
-    written_size,
-)
+from holdfast.settings.units import IN_UNITS
+from holdfast.units import parse_duration_s, parse_size_bytes, written_duration, written_size
 
 
 @pytest.mark.parametrize(

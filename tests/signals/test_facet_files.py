@@ -11,8 +11,7 @@ import pytest
 from tests.signals.events import FACET, event_with
 
 from holdfast.errors import BadConfig
-from holdfast.signals.openlineage import ValidationSettings, Validator
-from holdfast.signals.openlineage.validation import Level
+from holdfast.signals.openlineage.validation import Level, ValidationSettings, Validator
 
 CORE = "https://openlineage.io/spec/2-0-2/OpenLineage.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

@@ -10,7 +10,12 @@ import orjson
 from holdfast.bench.figures import Figures
 from holdfast.bench.lineage_validation import lineage_event, measure_lineage_validation
 from holdfast.bench.scale import GATEWAY_QUICK
-from holdfast.signals.openlineage import EventKind, ValidationSettings, Validator, Verdict
+from holdfast.signals.openlineage.validation import (
+    EventKind,
+    ValidationSettings,
+    Validator,
+    Verdict,
+)
 
 
 def test_the_events_are_valid_distinct_and_of_the_promised_size() -> None:

@@ -25,8 +25,8 @@ from tests.signals.events import (
 )
 
 from holdfast.quiver import Quiver, QuiverConfig
-from holdfast.signals.openlineage import OpenLineageExtractor
 from holdfast.signals.openlineage.names import (
+    OpenLineageExtractor,
     event_time,
     job_namespace,
     kafka_key,

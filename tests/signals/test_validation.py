@@ -25,11 +25,16 @@ from tests.signals.events import (
     run_event,
 )
 
-from holdfast.signals.openlineage import EventKind, Problem, ValidationSettings, Validator, Verdict
 from holdfast.signals.openlineage.facts import FACETS, Slot
 from holdfast.signals.openlineage.findings import MAX_PROBLEMS, Override
-from holdfast.signals.openlineage.problem import MAX_POINTER_PART_CHARS
-from holdfast.signals.openlineage.validation import Level
+from holdfast.signals.openlineage.problem import MAX_POINTER_PART_CHARS, Problem
+from holdfast.signals.openlineage.validation import (
+    EventKind,
+    Level,
+    ValidationSettings,
+    Validator,
+    Verdict,
+)
 
 VALIDATORS: dict[Level, Validator] = {
     level: Validator(ValidationSettings(level=level))

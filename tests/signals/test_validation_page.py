@@ -10,9 +10,8 @@ from typing import get_args
 import yaml
 from tests.signals.events import FACET, event_with
 
-from holdfast.signals.openlineage import ValidationSettings, Validator
 from holdfast.signals.openlineage.findings import Override
-from holdfast.signals.openlineage.validation import Level
+from holdfast.signals.openlineage.validation import Level, ValidationSettings, Validator
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "openlineage-validation.md").read_text()
 

@@ -21,7 +21,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
-    {"bodies", "extras", "local_path", "self_watch", "watched_files"},
+    {"bodies", "extras", "local_path", "self_watch", "units", "watched_files"},
     {"seam", "settings"},
     {"grpc", "quiver", "store"},
     {"signals"},

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import PurePath
 
 from holdfast.errors import BadInput
+from holdfast.extras import need
 
 NAMES: dict[str, str] = {
     "quiver": "append, acknowledge, seal, recover and start, against the bare disk",
@@ -24,6 +25,14 @@ NAMES: dict[str, str] = {
     "handoff": "drain into data nodes, fairly; hold what waits for them, and start with it",
     "dataflow": "read, map and reduce on Spark, beside its own Parquet source",
     "store": "store, restore, list, compare and collect, beside restic and borg",
+}
+# Those that the base cannot run, and the extra that can.
+NEEDS = {
+    "gateway": "gateway",
+    "otel": "otel",
+    "handoff": "gateway",
+    "dataflow": "spark",
+    "store": "store",
 }
 
 
@@ -37,6 +46,8 @@ def run(
     """
     if name not in NAMES:
         raise BadInput(f"there is no benchmark {name!r}", hint=f"choose one of: {', '.join(NAMES)}")
+    if name in NEEDS:
+        need(NEEDS[name])
     from holdfast.bench.runner import run_benchmark
 
     return run_benchmark(name, quick=quick, progress=progress, directory=directory)

@@ -14,8 +14,8 @@ from pydantic import Field, field_validator, model_validator
 
 from holdfast.quiver import SubscriberOptions
 from holdfast.settings import DurationS, FileSettings, SizeBytes
-from holdfast.settings.units import size_text
 from holdfast.signals.registry import all_signals
+from holdfast.units import size_text
 
 MB = 1024 * 1024
 # In order, one request is under way: more than the next few need not be in memory.

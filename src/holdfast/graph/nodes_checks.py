@@ -14,7 +14,7 @@ from holdfast.graph.paths import QuiverPlan, reached, readers, takes_turns
 from holdfast.handoff import settings
 from holdfast.handoff.membership import SUBSCRIBER_PREFIX
 from holdfast.receive.listening import parse_address
-from holdfast.settings.units import size_text
+from holdfast.units import size_text
 
 
 def check_to_nodes(graph: Graph, document: Document) -> None:

@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 
 from holdfast.graph.model import GraphFile
 from holdfast.graph.registry import Component, Registry
-from holdfast.settings.units import written_duration, written_size
+from holdfast.units import written_duration, written_size
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Any scalar may be written as a reference, which is text until it is replaced.

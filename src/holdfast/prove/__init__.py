@@ -56,6 +56,7 @@ def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
 
             return prove_quiver
         case "gateway":
+            need("gateway")
             from holdfast.prove.gateway import prove_gateway
 
             return prove_gateway
@@ -70,9 +71,11 @@ def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
 
             return prove_dataflow
         case "handoff":
+            need("gateway")
             from holdfast.prove.handoff import prove_handoff
 
             return prove_handoff
+    need("store")
     from holdfast.prove.store import prove_store
 
     return prove_store

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from holdfast import __version__
-from holdfast.errors import BadConfig, HoldfastError
+from holdfast.errors import BadConfig, HoldfastError, NotInstalled
 from holdfast.extras import missing_extra
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import finding_line
@@ -63,6 +63,24 @@ COMMANDS = {
 
 # Other names of commands.
 ALIASES = {"dlq": "dead-letters"}
+# The extra that a command is made for, where its first import would name another.
+EXTRAS = {"store": "store", "files": "store", "gc": "store", "dataflow": "spark"}
+
+
+def _stand_in(name: str, missing: NotInstalled) -> click.Command:
+    """Return what a command is as long as its extra is not installed: help, and one clear line."""
+
+    def say_so() -> None:
+        raise missing
+
+    return click.Command(
+        name,
+        callback=say_so,
+        help=f"{COMMANDS[name][1]}\n\n\b\nNot installed here: {missing.message}.\n  {missing.hint}",
+        context_settings={"ignore_unknown_options": True},
+        params=[click.Argument(["words"], nargs=-1, expose_value=False)],
+        add_help_option=True,
+    )
 
 
 class LazyGroup(CommandGroup):
@@ -78,7 +96,13 @@ class LazyGroup(CommandGroup):
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
-        found = importlib.import_module(f"holdfast.operate.cli.{module}")
+        try:
+            found = importlib.import_module(f"holdfast.operate.cli.{module}")
+        except ModuleNotFoundError as error:
+            missing = missing_extra(error, EXTRAS.get(name))
+            if missing is None:
+                raise
+            return _stand_in(name, missing)
         command: click.Command = getattr(found, attribute or "command")
         return command
 

@@ -25,7 +25,7 @@ from holdfast.operate.cli.base.output import (
     size,
 )
 from holdfast.operate.cli.base.target import Target, as_ns, gateway_argument, time_option
-from holdfast.settings.units import parse_duration_s, parse_size_bytes
+from holdfast.units import parse_duration_s, parse_size_bytes
 
 # How often a gateway is asked by what waits for something.
 POLL_S = 0.5

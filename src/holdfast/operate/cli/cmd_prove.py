@@ -21,7 +21,7 @@ from holdfast.errors import BadInput
 from holdfast.operate.cli.base.output import json_option, print_json, print_table, stderr
 from holdfast.prove.cables import check_partitions
 from holdfast.prove.small_disk import check_small_disk
-from holdfast.settings.units import parse_size_bytes
+from holdfast.units import parse_size_bytes
 
 
 class _Asked(NamedTuple):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+from collections.abc import Callable
 
 import click
 
@@ -73,11 +74,9 @@ def _check(loaded: Loaded) -> None:
 def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
     """Run one gateway, or the parent of several workers.
 
-    uvloop and the gateway are imported here: `--check` and `--help` need neither. When everything
-    of ours is closed, a timer ends the process if a user's coroutine keeps the loop alive.
+    The gateway is imported here: `--check` and `--help` do not need it. When everything of ours is
+    closed, a timer ends the process if a user's coroutine keeps the loop alive.
     """
-    import uvloop
-
     from holdfast.operate import logs
     from holdfast.operate.supervisor import Supervisor
     from holdfast.operate.up import GatewayProcess, log_warnings, raise_open_files, suit_a_gateway
@@ -99,13 +98,22 @@ def _run(loaded: Loaded, worker: int | None, as_json: bool) -> None:
         last_timer = threading.Timer(LAST_WAIT_S, _end_now, (handler,))
         last_timer.daemon = True
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(process.run())
                 last_timer.start()
         finally:
             last_timer.cancel()
     finally:
         handler.close()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return uvloop's loop, or Python's own where there is no uvloop."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
 
 
 def _end_now(handler: logging.Handler) -> None:

@@ -58,9 +58,11 @@ class Target:
     @functools.cached_property
     def graph(self) -> Graph | None:
         """The graph of the file that was named; None if it was not a file."""
+        if not Path(self.named).is_file():
+            return None
         from holdfast.graph.loader import load
 
-        return load(Path(self.named)).graph if Path(self.named).is_file() else None
+        return load(Path(self.named)).graph
 
     # ----------------------------------------------------------------- a gateway
 
@@ -123,12 +125,13 @@ class Target:
 
     def quivers(self) -> list[NamedQuiver]:
         """Return the quivers of a graph file, a data directory or a root; a quiver has none."""
-        from holdfast.graph.paths import plan
         from holdfast.quiver.base import names
         from holdfast.seam.disk import RealDisk
 
         disk = RealDisk()
         if self.graph is not None:
+            from holdfast.graph.paths import plan
+
             roots = [(one.name, PurePath(one.directory)) for one in plan(self.graph)]
         # A directory with a FORMAT is a quiver itself; one that does not exist may be about to
         # become one.
@@ -142,7 +145,11 @@ class Target:
         return [quiver for name, root in roots for quiver in _cores(name, root)]
 
     def dead_letter_quivers(self) -> list[NamedQuiver]:
-        """Return the quivers that hold the dead letters of all workers."""
+        """Return the quivers that hold the dead letters of all workers; a quiver has none."""
+        from holdfast.quiver.base import names
+
+        if self.graph is None and Path(self.path, names.FORMAT).exists():
+            return []
         from holdfast.dead_letters.stored import STORES
         from holdfast.graph.paths import DEAD_LETTERS_DIR, dead_letters_directory
 

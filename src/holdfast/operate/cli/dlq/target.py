@@ -31,8 +31,7 @@ from holdfast.quiver.tools import changes
 from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.receive.openlineage import Config as OpenLineageConfig
 from holdfast.seam import Seam
-from holdfast.signals.openlineage import OpenLineageExtractor
-from holdfast.signals.openlineage.names import SLOT
+from holdfast.signals.openlineage.names import SLOT, OpenLineageExtractor
 from holdfast.signals.openlineage.validation import ValidationSettings, Validator
 
 STORES = (REJECTED_DIR, UNDELIVERED_DIR)

@@ -28,7 +28,7 @@ from holdfast.operate.cli.base.target import Target, target_argument, time_optio
 from holdfast.query.datasets import open_tables
 from holdfast.query.kept import KeptTables
 from holdfast.query.sql import SqlLimits, answer
-from holdfast.settings.units import parse_size_bytes
+from holdfast.units import parse_size_bytes
 
 # Rows of an answer that are printed as a table; more are of no use to eyes.
 SHOWN_ROWS = 1000
