@@ -1,6 +1,6 @@
 """The guide to components of your own: its package is installed into an empty environment, and run.
 
-The environment has what `pip install holdfast` brings and nothing else. There may be no network,
+The environment has what `pip install .[gateway]` brings and nothing else. There may be no network,
 and so no build backend either: the wheel is made here, of what `pyproject.toml` says, and pip
 installs it.
 """
@@ -138,7 +138,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     run(sys.executable, "-m", "venv", "--without-pip", venv)
     python = venv / "bin" / "python"
-    make_install(folder / "installed")
+    make_install(folder / "installed", "gateway")
     (site,) = venv.glob("lib/python*/site-packages")
     (site / "installed.pth").write_text(f"{folder / 'installed'}\n")
     # Pip as Python brings it, from its wheel: unpacking it takes longer than all the rest.
