@@ -25,13 +25,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LOG = VENV / "install.log"
 PYTHON_MIN = (3, 11)
 LOG_LINES_SHOWN = 40
-# What pip calls it, and uv. Lists have their items separated by spaces or lines there.
-SETTINGS = {
-    "index-url": "UV_DEFAULT_INDEX",
-    "extra-index-url": "UV_INDEX",
-    "find-links": "UV_FIND_LINKS",
-    "cert": "SSL_CERT_FILE",
-    "trusted-host": "UV_INSECURE_HOST",
+# What pip calls it (its last word is left out), and the option of uv.
+OPTIONS = {
+    "index": "--default-index",
+    "extra-index": "--index",
+    "find": "-f",
+    "trusted": "--allow-insecure-host",
 }
 
 
@@ -53,8 +52,9 @@ def main() -> int:
     done = False
     if uv is not None:
         constraints = ["--constraints", CONSTRAINTS, "--build-constraints", CONSTRAINTS]
-        command = [uv, "pip", "install", "--python", PYTHON, *constraints, *what]
-        done = ran(command, environment | settings_of_pip())
+        options, certificates = settings_of_pip()
+        command = [uv, "pip", "install", "--python", PYTHON, *options, *constraints, *what]
+        done = ran(command, environment | certificates)
     if not done:
         say("uv is not to be had here; pip takes a few minutes …")
         done = ran([PYTHON, "-m", "ensurepip"]) if not has_pip() else True
@@ -96,22 +96,23 @@ def has_pip() -> bool:
     return ran([PYTHON, "-c", "import pip"])
 
 
-def settings_of_pip() -> dict[str, str]:
-    """Return where pip would look for packages, as uv wants it; what is set for uv stays."""
+def settings_of_pip() -> tuple[list[str], dict[str, str]]:
+    """Return where pip would look for packages, as options and variables of uv."""
     python = str(PYTHON) if has_pip() else sys.executable
     listed = subprocess.run(
         [python, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
     )
-    found = {}
-    # In pip's own order: the environment after global, user and site settings.
-    lines = sorted(listed.stdout.splitlines(), key=lambda line: line.startswith(":env:"))
-    for line in lines:
+    values = {}
+    # In pip's own order: the environment after its files.
+    for line in sorted(listed.stdout.splitlines(), key=lambda line: line.startswith(":env:")):
         name, _, value = line.partition("=")
-        variable = SETTINGS.get(name.rpartition(".")[2])
-        if variable is not None and variable not in os.environ:
-            words = value.strip().strip("'\"").replace("\\n", " ").split()
-            found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
-    return found
+        values[name.rpartition(".")[2]] = value.strip().strip("'\"").replace("\\n", " ").split()
+    options = []
+    for name, words in values.items():
+        option = OPTIONS.get(name.rpartition("-")[0])
+        options += [part for word in words for part in (option, word) if option is not None]
+    certificates = {"SSL_CERT_FILE": values["cert"][0]} if values.get("cert") else {}
+    return [part for part in options if part is not None], certificates
 
 
 def ran(command: list[str | Path], environment: dict[str, str] | None = None) -> bool:
