@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
+from tests.deliver.exporters.sending import context, event, send
 from tests.support.guide import Block, blocks
 
+from holdfast.deliver.exporters import files
 from holdfast.operate.cli import cli
 from holdfast.quiver import Quiver, QuiverConfig
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -67,6 +70,19 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiver]:
         yield quiver
 
 
+@pytest.fixture
+def lake(data: Quiver) -> None:
+    """What the exporter of the guide writes of the same requests."""
+    (block,) = [one for one in blocks(GUIDE) if one.language == "yaml"]
+    config = files.Config.model_validate(yaml.safe_load(block.text)["lake"]["config"])
+    requests = [
+        event(row["_seq"], row["payload"], slot=slot)
+        for slot in ("otlp_traces", "otlp_logs")
+        for row in data.scan(slot=slot).read_all().to_pylist()
+    ]
+    send(files.make(config, context(Path())), requests)
+
+
 def answered(block: Block, names: dict[str, Any]) -> str:
     if block.language == "python":
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -92,10 +108,11 @@ def pairs(*, of_spark: bool) -> list[tuple[Block, str]]:
     ]
 
 
-def test_the_guide_answers_as_it_says(data: Quiver) -> None:
+@pytest.mark.usefixtures("lake")
+def test_the_guide_answers_as_it_says() -> None:
     names: dict[str, Any] = {}
     run = pairs(of_spark=False)
-    assert len(run) == 6
+    assert len(run) == 7
     for block, expected in run:
         told = answered(block, names)
         for shown in block.shows:
@@ -105,6 +122,7 @@ def test_the_guide_answers_as_it_says(data: Quiver) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("lake")
 def test_spark_answers_as_it_says(data: Quiver) -> None:
     from holdfast.dataflow.session import start_session, stop_session
 
@@ -113,5 +131,8 @@ def test_spark_answers_as_it_says(data: Quiver) -> None:
     session = start_session("local[1]")
     try:
         assert answered(block, {"spark": session}) == expected
+        # The folders of the exporter, as anybody's.
+        rows = session.read.parquet("lake/spans").where("service = 'cart'").select("hour", "_seq")
+        assert [row.hour for row in rows.collect()] == ["2026-09-21T14"] * 4
     finally:
         stop_session(session)

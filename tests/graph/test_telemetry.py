@@ -246,6 +246,10 @@ def test_the_example_hands_on_what_it_took(tmp_path: Path, monkeypatch: pytest.M
                 await until_async(lambda: len(lines(tmp_path / "second" / "all")) == len(sent))
 
     asyncio.run(play())
+    lake = tmp_path / "first" / "telemetry_lake"
+    assert {path.relative_to(lake).parts[0] for path in lake.rglob("*.parquet")} == {
+        *("spans", "logs", "points")
+    }
     arrived: list[Any] = lines(tmp_path / "second" / "all")
     assert {one["slot"]: one["headers"] for one in arrived} == {
         kind.slot: {"x-scope-orgid": "tenant-1"} for kind in OtlpKind

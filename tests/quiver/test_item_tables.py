@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -35,7 +35,9 @@ class Words:
     # Items of one batch.
     batch_rows: int = 1000
 
-    def of_payloads(self, payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    def of_payloads(
+        self, payloads: Sequence[bytes], unreadable: MutableSequence[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         self.calls.append(len(payloads))
         found = [
             (place, *one.partition(":")[::2])

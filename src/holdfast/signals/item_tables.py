@@ -6,7 +6,7 @@ forwards knows that there are such tables, and needs no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -49,7 +49,9 @@ class TelemetryTable:
         whole = SCHEMAS[self.name]
         return whole.remove(whole.get_field_index(REQUEST))
 
-    def of_payloads(self, payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    def of_payloads(
+        self, payloads: Sequence[bytes], unreadable: MutableSequence[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """See `ItemTable`."""
         try:
             from holdfast.signals.otlp.flat.table import flat_batches
@@ -57,7 +59,8 @@ class TelemetryTable:
             need("otel")
             raise
         # What is no request is not from a receiver of ours; it has no items.
-        for made in flat_batches(self.kind, payloads, unreadable=[]):
+        missed = [] if unreadable is None else unreadable
+        for made in flat_batches(self.kind, payloads, unreadable=missed):
             yield self._placed(made, made.column(REQUEST))
 
     def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.deliver.exporters.sending import context, event
+from tests.deliver.exporters.test_file_tables import TEN_NS, spans
 from tests.deliver.exporters.test_files import numbered
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
@@ -42,6 +43,10 @@ from holdfast.signals.event import Event
 BASE = Path("/srv")
 OUT = BASE / "out"
 BATCHES = [numbered(n, n + 2) for n in range(1, 22, 3)]
+# The same as requests, with two items each that go to two folders.
+REQUESTS = [
+    [spans(one.position.seq, ("a", TEN_NS), ("b", TEN_NS)) for one in batch] for batch in BATCHES
+]
 ALL = list(range(1, 22))
 
 STEPS = [
@@ -56,6 +61,8 @@ KILLS = [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER]
 
 def exporter(disk: FaultyDisk | SimulatedDisk, file_format: str, **config: Any) -> Exporter:
     given = {"directory": "out", "format": file_format, "max_file_events": 7} | config
+    if file_format == "tables":
+        given |= {"format": "parquet", "tables": ["spans"]}
     return files.make(files.Config.model_validate(given), context(BASE, Seam(disk=disk)))
 
 
@@ -91,13 +98,23 @@ def files_in(disk: SimulatedDisk, folder: PurePath = OUT) -> Iterator[PurePath]:
 
 def numbers_in(disk: SimulatedDisk) -> list[int]:
     found = []
+    items: dict[str, list[int]] = {"a": [], "b": []}
     for path in sorted(files_in(disk), key=lambda path: path.name):
         content = disk.read(path)
-        if path.suffix == ".parquet":
+        if "spans" in path.parts:
+            rows = pq.read_table(pa.BufferReader(content)).select(["service_name", "_seq"])
+            for row in rows.to_pylist():
+                items[row["service_name"]].append(row["_seq"])
+        elif path.suffix == ".parquet":
             found += pq.read_table(pa.BufferReader(content))["seq"].to_pylist()
         else:
             found += [json.loads(line)["n"] for line in content.splitlines()]
-    return found
+    assert items["a"] == items["b"]
+    return found + items["a"]
+
+
+def batches_of(file_format: str) -> list[list[Event]]:
+    return REQUESTS if file_format == "tables" else BATCHES
 
 
 def fresh_disk() -> SimulatedDisk:
@@ -107,11 +124,11 @@ def fresh_disk() -> SimulatedDisk:
     return disk
 
 
-@pytest.mark.parametrize("file_format", ["ndjson", "parquet"])
+@pytest.mark.parametrize("file_format", ["ndjson", "parquet", "tables"])
 def test_every_step_is_reached(file_format: str) -> None:
     disk = fresh_disk()
     faulty = FaultyDisk(disk, [], disk.die)
-    assert play(faulty, file_format, BATCHES) == len(BATCHES)
+    assert play(faulty, file_format, batches_of(file_format)) == len(BATCHES)
     assert set(STEPS) == {step for step in faulty.calls() if step.startswith("files.")}
     assert numbers_in(disk) == ALL
 
@@ -131,11 +148,25 @@ def test_every_step_is_reached(file_format: str) -> None:
     ],
 )
 def test_a_crash_anywhere(step: str, kind: FaultKind, file_format: str) -> None:
-    struck = 0
-    for nth in (1, 3):
+    crash(step, kind, file_format, (1, 3))
+
+
+@pytest.mark.thinned(8)
+@pytest.mark.parametrize("kind", KILLS)
+@pytest.mark.parametrize(
+    "step", [step for step in STEPS if step.startswith(("files.publish", "files.make_dir"))]
+)
+def test_a_crash_while_tables_are_written(step: str, kind: FaultKind) -> None:
+    """Several files are under way at once, and some have appeared."""
+    crash(step, kind, "tables", (2,))
+
+
+def crash(step: str, kind: FaultKind, file_format: str, nths: tuple[int, ...]) -> None:
+    struck, batches = 0, batches_of(file_format)
+    for nth in nths:
         disk = fresh_disk()
         faulty = FaultyDisk(disk, [Fault(step, kind, nth)], disk.die)
-        answered = play(faulty, file_format, BATCHES)
+        answered = play(faulty, file_format, batches)
         if faulty.calls().get(step, 0) < nth:
             continue
         struck += 1
@@ -144,11 +175,11 @@ def test_a_crash_anywhere(step: str, kind: FaultKind, file_format: str) -> None:
             survivor = after.snapshot()
             play(survivor, file_format, [])
             assert set(numbers_in(survivor)) >= {
-                e.position.seq for b in BATCHES[:answered] for e in b
+                e.position.seq for b in batches[:answered] for e in b
             }
             for again_from in {answered, max(0, answered - 1)}:
                 resumed = after.snapshot()
-                rest = BATCHES[again_from:]
+                rest = batches[again_from:]
                 assert play(resumed, file_format, rest) == len(rest)
                 assert numbers_in(resumed) == ALL, f"nth {nth}, again from {again_from}"
     assert struck
@@ -169,6 +200,21 @@ def test_a_disk_that_fails_and_recovers(
         asyncio.run(insist(exporter(faulty, "ndjson")))
         play(disk, "ndjson", [])  # if it failed at the end, the next start completes
         assert numbers_in(disk) == ALL, f"nth {nth}"
+
+
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize("kind", [FaultKind.ENOSPC, FaultKind.EIO])
+@pytest.mark.parametrize("step", [step for step in STEPS if step.startswith("files.publish")])
+def test_a_disk_that_fails_while_tables_are_written(
+    step: str, kind: FaultKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of the files are there, others are not; all of them are written again."""
+    monkeypatch.setattr(files, "PUBLISH_RETRY_S", 0.01)
+    disk = fresh_disk()
+    faulty = FaultyDisk(disk, [Fault(step, kind, 2)], disk.die)
+    asyncio.run(insist(exporter(faulty, "tables"), batches=REQUESTS))
+    play(disk, "tables", [])  # if it failed at the end, the next start completes
+    assert numbers_in(disk) == ALL
 
 
 @pytest.mark.parametrize("step", [step for step in STEPS if step != "files.journal.unlink"])
@@ -194,7 +240,9 @@ def test_a_failed_sync_is_not_trusted() -> None:
     assert numbers_in(disk.power_loss()) == ALL
 
 
-async def insist(made: Exporter, full: SimulatedDisk | None = None) -> None:
+async def insist(
+    made: Exporter, full: SimulatedDisk | None = None, batches: list[list[Event]] = BATCHES
+) -> None:
     """Send every batch until it is taken, as the delivery loop does; in time, room is made."""
     with contextlib.ExitStack() as room:
         if full is not None:
@@ -204,7 +252,7 @@ async def insist(made: Exporter, full: SimulatedDisk | None = None) -> None:
         except HoldfastError:  # the delivery loop starts it again
             room.close()
             await made.start()
-        await send_all(made, room)
+        await send_all(made, room, batches)
         await made.close()
 
 
@@ -212,8 +260,8 @@ def make_room(disk: SimulatedDisk) -> None:
     disk.unlink(BASE / "another", "test")
 
 
-async def send_all(made: Exporter, room: contextlib.ExitStack) -> None:
-    for batch in BATCHES:
+async def send_all(made: Exporter, room: contextlib.ExitStack, batches: list[list[Event]]) -> None:
+    for batch in batches:
         for attempt in range(20):
             answer = await made.send(batch)
             if not answer.failed:

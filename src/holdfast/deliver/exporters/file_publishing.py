@@ -1,39 +1,42 @@
-"""Complete files: how they are named, written, and removed again when there are too many.
-
-A file appears under its name only when all of it is on stable storage. The name is made from what
-is in it, so the same events give the same name, and writing them again replaces the file:
-
-    20250615T150640.000001Z-7b0a2c1e-17.0-42.3.parquet
-    └ first event received  └ quiver └ first to last position
-"""
+"""What files are made of a journal, and which are removed again when there are too many."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import logging
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 import pyarrow as pa
 
+from holdfast.deliver.exporters.complete_file import (
+    NAME,
+    TEMPORARY,
+    CompleteFile,
+    file_name,
+    received_at,
+)
 from holdfast.deliver.exporters.dialects import one_line
 from holdfast.deliver.exporters.file_journal import JournalRecord
-from holdfast.seam.disk import Disk, Handle, write_all
+from holdfast.deliver.exporters.file_tables import TableFiles
+from holdfast.seam.disk import Disk
+from holdfast.signals.registry import tables as known_tables
 
 # Payload bytes of one Parquet row group: what is in memory at once.
 ROW_GROUP_BYTES = 8 * 2**20
-TEMPORARY = ".part"
-
-_NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[\w-]+-\d+\.\d+-\d+\.\d+\.(ndjson|parquet)")
-_PARTITION = re.compile(r"(date|hour)=[\d-]+")
+# Below the directory: requests of which no rows could be made.
+UNREADABLE = "unreadable"
+_PARTITION = re.compile(r"(date|hour|service)=.+")
 
 Partitions = Literal["none", "day", "hour"]
+
+log = logging.getLogger("holdfast.deliver")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,9 @@ class FileFormat:
     content: Literal["payload", "record"]
     compression: Literal["zstd", "snappy", "none"]
     partition_by: Partitions
+    # Rows of these tables instead of the events, in at most so many folders at once.
+    tables: tuple[str, ...] = ()
+    max_partitions: int = 1
 
 
 class Publisher:
@@ -56,12 +62,24 @@ class Publisher:
         self._directory = directory
         self._format = file_format
         self._max_total_bytes = max_total_bytes
+        self._tables = None
+        if file_format.tables:
+            self._tables = TableFiles(
+                disk,
+                directory,
+                {name: known_tables()[name] for name in file_format.tables},
+                file_format.compression,
+                file_format.max_partitions,
+            )
 
     def publish(self, records: Sequence[JournalRecord], scratch: PurePath) -> None:
         """Write the files that hold these events; a second time changes nothing.
 
         They are put together in the folder `scratch`, which must be on the same disk.
         """
+        if self._tables is not None:
+            self._write_tables(self._tables, records, scratch)
+            return
         # Places and not records: a journal may be larger than memory, and its records are made
         # when they are written.
         places: dict[PurePath, array[int]] = {}
@@ -72,12 +90,29 @@ class Publisher:
             name = _name(records[chosen[0]], records[chosen[-1]], self._format.format)
             self._write(folder / name, scratch, (records[place] for place in chosen))
 
+    def _write_tables(
+        self, tables: TableFiles, records: Sequence[JournalRecord], scratch: PurePath
+    ) -> None:
+        """Write rows, and as they came the events of which none can be made.
+
+        A receiver refuses those. But they have been answered for: a journal may be from before the
+        exporter was told to write tables, and then holds something else.
+        """
+        left = tables.write(records, scratch)
+        if left:
+            log.warning("%d requests cannot be read, and are in %s", len(left), UNREADABLE)
+            name = _name(records[left[0]], records[left[-1]], "parquet")
+            chosen = (records[place] for place in left)
+            self._write(self._directory / UNREADABLE / name, scratch, chosen)
+
     def remove_oldest(self) -> list[PurePath]:
         """Remove files until the rest is within `max_total_size`; the newest one stays."""
         if self._max_total_bytes is None:
             return []
         removed = []
-        files = sorted(_published(self._disk, self._directory), key=lambda file: file[0].name)
+        below = {*self._format.tables, UNREADABLE} if self._format.tables else set()
+        found = _published(self._disk, self._directory, below)
+        files = sorted(found, key=lambda file: file[0].name)
         total_bytes = sum(size_bytes for _, size_bytes in files)
         # Never the newest: a limit below the size of one file would otherwise leave nothing at
         # all.
@@ -98,37 +133,29 @@ class Publisher:
             folder = folder.parent
 
     def _write(self, path: PurePath, scratch: PurePath, records: Iterable[JournalRecord]) -> None:
-        make_dirs(self._disk, path.parent)
-        temporary = scratch / f"{path.name}{TEMPORARY}"
-        # Of a process that was killed while it wrote: never continued, always written anew.
-        if self._disk.exists(temporary):
-            self._disk.unlink(temporary, "files.publish.unlink")
-        handle = self._disk.create(temporary, "files.publish.create")
+        file = CompleteFile(self._disk, scratch / f"{path.name}{TEMPORARY}")
         try:
-            if self._format.format == "ndjson":
-                self._write_lines(handle, records)
+            if path.suffix == ".ndjson":
+                self._write_lines(file, records)
             else:
-                self._write_parquet(handle, records)
-            self._disk.sync(handle, "files.publish.sync")
+                self._write_parquet(file, records)
+            file.appear(path)
         finally:
-            self._disk.close(handle)
-        # Synced before, named after: a reader that lists the folder finds whole files or none.
-        self._disk.rename(temporary, path, "files.publish.rename")
-        self._disk.sync_dir(path.parent, "files.publish.sync_dir")
+            file.let_go()
         self._disk.sync_dir(scratch, "files.publish.sync_scratch")
 
-    def _write_lines(self, handle: Handle, records: Iterable[JournalRecord]) -> None:
+    def _write_lines(self, file: CompleteFile, records: Iterable[JournalRecord]) -> None:
         for record in records:
             line = _record_line(record) if self._format.content == "record" else record.payload
-            write_all(self._disk, handle, [one_line(bytes(line)), b"\n"], "files.publish.write")
+            file.write(one_line(bytes(line)) + b"\n")
 
-    def _write_parquet(self, handle: Handle, records: Iterable[JournalRecord]) -> None:
+    def _write_parquet(self, file: CompleteFile, records: Iterable[JournalRecord]) -> None:
         """Row group by row group, each a few megabytes of payload: a file may be large, memory is
         not.
         """
         import pyarrow.parquet as pq
 
-        sink = pa.PythonFile(_Sink(self._disk, handle), mode="w")
+        sink = pa.PythonFile(file, mode="w")
         with pq.ParquetWriter(sink, SCHEMA, compression=self._format.compression) as writer:
             for group in _row_groups(records):
                 writer.write_batch(_batch(group))
@@ -145,40 +172,6 @@ SCHEMA = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-
-
-class _Sink:
-    """A file that Arrow writes to, on the other side of which is the seam."""
-
-    closed = False
-
-    def __init__(self, disk: Disk, handle: Handle) -> None:
-        self._disk = disk
-        self._handle = handle
-        self._written_bytes = 0
-
-    def write(self, data: Any) -> int:
-        written = write_all(self._disk, self._handle, [data], "files.publish.write")
-        self._written_bytes += written
-        return written
-
-    def tell(self) -> int:
-        return self._written_bytes
-
-    def writable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return False
-
-    def seekable(self) -> bool:
-        return False
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def close(self) -> None:
-        """Whoever opened the file closes it."""
 
 
 def _batch(records: Sequence[JournalRecord]) -> pa.RecordBatch:
@@ -214,7 +207,7 @@ def _record_line(record: JournalRecord) -> bytes:
         "quiver_id": record.identity.quiver_id,
         "seq": record.identity.seq,
         "row": record.identity.row,
-        "received": _received(record).isoformat(),
+        "received": received_at(record.ingestion_ns).isoformat(),
         "slot": record.slot,
         "headers": record.headers,
     }
@@ -228,43 +221,27 @@ def _record_line(record: JournalRecord) -> bytes:
     return b"".join([orjson.dumps(fields)[:-1], b',"event":', record.payload, b"}"])
 
 
-def make_dirs(disk: Disk, path: PurePath) -> None:
-    """Create a directory and what is missing above it, durably."""
-    if disk.exists(path):
-        return
-    make_dirs(disk, path.parent)
-    disk.make_dir(path, "files.make_dir")
-    disk.sync_dir(path.parent, "files.make_dir.sync")
-
-
-def _received(record: JournalRecord) -> datetime:
-    return datetime.fromtimestamp(record.ingestion_ns // 1000 / 1e6, UTC)
-
-
 def _partition(record: JournalRecord, partition_by: Partitions) -> PurePath:
     if partition_by == "none":
         return PurePath()
-    received = _received(record)
+    received = received_at(record.ingestion_ns)
     day = PurePath(f"date={received:%Y-%m-%d}")
     return day if partition_by == "day" else day / f"hour={received:%H}"
 
 
 def _name(first: JournalRecord, last: JournalRecord, ending: str) -> str:
-    quiver = re.sub(r"\W", "_", first.identity.quiver_id)[:8]
-    start, end = first.identity, last.identity
-    return (
-        f"{_received(first):%Y%m%dT%H%M%S.%fZ}-{quiver}"
-        f"-{start.seq}.{start.row}-{end.seq}.{end.row}.{ending}"
-    )
+    return file_name(first.identity, first.ingestion_ns, last.identity, ending)
 
 
-def _published(disk: Disk, directory: PurePath) -> Iterator[tuple[PurePath, int]]:
-    """Yield the files that bear our names, with their sizes, also in partitions.
+def _published(
+    disk: Disk, directory: PurePath, below: Collection[str] = ()
+) -> Iterator[tuple[PurePath, int]]:
+    """Yield the files that bear our names, with their sizes, also in partitions and `below`.
 
     Nothing else is ever counted or removed: the directory belongs to the user.
     """
     for entry in disk.list(directory):
-        if entry.is_dir and _PARTITION.fullmatch(entry.name):
+        if entry.is_dir and (_PARTITION.fullmatch(entry.name) or entry.name in below):
             yield from _published(disk, directory / entry.name)
-        elif not entry.is_dir and _NAME.fullmatch(entry.name):
+        elif not entry.is_dir and NAME.fullmatch(entry.name):
             yield directory / entry.name, entry.size_bytes

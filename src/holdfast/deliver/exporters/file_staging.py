@@ -22,6 +22,7 @@ import logging
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from holdfast.deliver.exporters.complete_file import TEMPORARY, make_dirs
 from holdfast.deliver.exporters.file_journal import (
     NOTHING,
     Contents,
@@ -32,7 +33,7 @@ from holdfast.deliver.exporters.file_journal import (
     number_of,
     read_journal,
 )
-from holdfast.deliver.exporters.file_publishing import TEMPORARY, Publisher, make_dirs
+from holdfast.deliver.exporters.file_publishing import Publisher
 from holdfast.seam.clock import Clock
 from holdfast.seam.disk import Disk, Handle, read_pages, write_all
 

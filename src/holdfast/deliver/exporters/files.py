@@ -1,4 +1,4 @@
-"""Writes events into NDJSON or Parquet files, each of which appears only when it is complete.
+"""Writes events, or their items, into files, each of which appears only when it is complete.
 
 A send is answered when its events are in a journal, synced; files are made of journals later, by
 size, count or age. So a batch costs one sync, files have the size that readers like, and a crash
@@ -36,9 +36,12 @@ from holdfast.deliver.exporter import (
 from holdfast.deliver.exporters.file_journal import JournalIdentity, frame_of, identity_of
 from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
+from holdfast.extras import need
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
 from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
 from holdfast.signals.event import Event
+from holdfast.signals.registry import all_signals
+from holdfast.signals.registry import tables as known_tables
 from holdfast.signals.signal import ANY_EVENTS, Takes
 
 # Journals are here, below the directory of the files; readers of a data lake skip such names.
@@ -67,6 +70,14 @@ class Config(FileSettings):
     partition_by: Literal["none", "day", "hour"] = "none"
     """Folders by the time an event was received (UTC): `date=2025-06-15`, `hour=15`."""
 
+    tables: list[str] = Field(default_factory=list)
+    """Rows of these tables instead of events, in folders by hour and service: `spans`, `logs`,
+    `points`. With `format: parquet`; `partition_by` says nothing of them.
+    """
+
+    max_partitions: int = Field(default=256, ge=1, le=4096)
+    """How many folders of tables are written at once; rows of further ones share a folder."""
+
     max_file_bytes: SizeBytes = Field(default=64 * 2**20, ge=1)
     """A file is completed at this size (of its events; a compressed file is smaller)."""
 
@@ -91,16 +102,38 @@ class Config(FileSettings):
             raise ValueError("`content` is for ndjson; Parquet always has the position in columns")
         if self.format == "ndjson" and "compression" in self.model_fields_set:
             raise ValueError("`compression` is for parquet")
+        if not self.tables:
+            if "max_partitions" in self.model_fields_set:
+                raise ValueError("`max_partitions` is for `tables`")
+            return self
+        unknown = sorted(set(self.tables) - set(known_tables()))
+        if unknown:
+            known = ", ".join(sorted(known_tables()))
+            raise ValueError(f"`tables` has {', '.join(unknown)}; there are {known}")
+        if self.format != "parquet":
+            raise ValueError("`tables` are written as Parquet: add `format: parquet`")
+        if self.partition_by != "none":
+            raise ValueError("`tables` are always divided by hour and service: no `partition_by`")
         return self
 
 
 def takes(config: Config) -> Takes:
-    """Return what it can be given: NDJSON has it as JSON, Parquet as the bytes that came."""
-    return ANY_EVENTS
+    """Return what it can be given: NDJSON has it as JSON, Parquet as the bytes that came.
+
+    Tables: the signals that they are of, as requests.
+    """
+    if not config.tables:
+        return ANY_EVENTS
+    having = [one for one in all_signals() if set(config.tables) & set(one.tables)]
+    return Takes(
+        frozenset(signal.form for signal in having), frozenset(signal.name for signal in having)
+    )
 
 
 def make(config: Config, context: ExporterContext) -> Exporter:
     """Return the exporter; the directory is looked at when the first event comes."""
+    if config.tables:
+        need("otel")
     return FilesExporter(config, context)
 
 
@@ -267,7 +300,12 @@ class FilesExporter:
     def _staging_of(self, folder_name: str) -> FileStaging:
         config, seam = self._config, self._context.seam
         file_format = FileFormat(
-            config.format, config.content, config.compression, config.partition_by
+            config.format,
+            config.content,
+            config.compression,
+            config.partition_by,
+            tuple(dict.fromkeys(config.tables)),
+            config.max_partitions,
         )
         publisher = Publisher(seam.disk, self._directory, file_format, config.max_total_bytes)
         limits = FileLimits(config.max_file_bytes, config.max_file_events, config.max_file_age)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -108,11 +108,14 @@ class ItemTable(Protocol):
     def schema(self) -> pa.Schema:
         """Its columns."""
 
-    def of_payloads(self, payloads: Sequence[bytes]) -> Iterator[pa.RecordBatch]:
+    def of_payloads(
+        self, payloads: Sequence[bytes], unreadable: MutableSequence[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the items of some payloads, in order: what `schema` says, and two columns more.
 
         `_place` (int32) is which of the payloads an item is from, `_time` (timestamp in µs, UTC, or
-        null) its event time. What is no payload of the slot has no items.
+        null) its event time. What is no payload of the slot has no items; its place is put into
+        `unreadable`, if that is given.
         """
 
     def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

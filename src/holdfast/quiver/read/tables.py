@@ -152,17 +152,17 @@ def table_batches(
     """Yield the items of one segment, or of what is not sealed, of some event times."""
     for stored in scan_slot(table.raw_slot, (*_POSITION, "payload")):
         made = table.of_payloads(stored.column("payload").to_pylist())
-        yield from _finished(made, stored, schema, times)
+        yield from with_envelope(made, stored, schema, times)
     if table.arrow_slots:
         for seq, slots in _bundles(table.arrow_slots, scan_slot):
             made = table.of_bundle({name: _own(rows) for name, rows in slots.items()})
             first = slots[table.arrow_slots[0]].slice(0, 1).select(_POSITION)
             at = first.set_column(1, "_row", numbers([0], pa.int32()))
             assert at.column("_seq")[0].as_py() == seq, "BUG: rows of another bundle"
-            yield from _finished(made, at, schema, times)
+            yield from with_envelope(made, at, schema, times)
 
 
-def _finished(
+def with_envelope(
     made: Iterator[pa.RecordBatch], stored: pa.RecordBatch, schema: pa.Schema, times: TimeRange
 ) -> Iterator[pa.RecordBatch]:
     """Yield items with their envelope: position and times of the stored rows they are from."""
