@@ -17,6 +17,7 @@ from holdfast.deliver.context import Taps
 from holdfast.operate.cli import cli
 from holdfast.quiver import Quiver, QuiverConfig
 from holdfast.signals.event import Event
+from holdfast.signals.otap.from_otlp import otap_of
 from holdfast.signals.otlp.json_form import request_document
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.registry import extractors, signal_named
@@ -55,6 +56,20 @@ def test_explain_finds_a_trace_by_its_id(data: Path) -> None:
         assert (match["seq"], match["slot"], match["column"]) == (1, KIND.slot, "payload")
         assert wanted in match["excerpt"]
         assert [one["seq"] for one in told["explanations"]] == [1]
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_explain_finds_a_trace_in_tables(tmp_path: Path, is_sealed: bool) -> None:
+    with Quiver.open(tmp_path / "q", QuiverConfig(extractors=extractors())) as quiver:
+        for body in BODIES:
+            (tables,) = otap_of(KIND, [body])
+            quiver.append(tables)
+        if is_sealed:
+            quiver.flush()
+    wanted = trace_id(BODIES[1])
+    told = json.loads(run("explain", wanted, tmp_path / "q", "--json"))
+    assert {(one["seq"], one["column"]) for one in told["matches"]} == {(1, "trace_id")}
+    assert all(one["excerpt"] == wanted for one in told["matches"])
 
 
 def test_cat_prints_requests_as_json(data: Path) -> None:

@@ -367,6 +367,9 @@ def _matching(column: pa.Array, sought: _Sought) -> list[int]:
     if has_dictionary(kind) and not pa.types.is_nested(kind):
         kind = plain_type(kind)
         column = column.cast(kind)
+    if pa.types.is_fixed_size_binary(kind):  # ids in tables; Arrow searches no such column
+        kind = pa.binary()
+        column = column.cast(kind)
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or _is_binary(kind):
         patterns = sought.patterns if _is_binary(kind) else (sought.text,)
         masks = [pc.match_substring(column, pattern=pattern) for pattern in patterns]
@@ -386,5 +389,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def _excerpt(value: object, text: str) -> str:
     shown = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    if isinstance(value, bytes) and text.lower() not in shown.lower():
+        shown = value.hex()  # found as the bytes that an id stands for
     start = max(0, shown.lower().find(text.lower()) - _EXCERPT_CHARACTERS // 4)
     return shown[start : start + _EXCERPT_CHARACTERS]
