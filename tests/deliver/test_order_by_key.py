@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from tests.deliver.backend import DOWN, NOT_FOUND, Backend, fails, fails_for
 from tests.deliver.stage import EVENTS, Stage, key_of
 from tests.deliver.tuned import tuned_settings
+from tests.deliver.virtual import really
+from tests.patience import PATIENCE_S
 
+from holdfast.deliver.delivery import PREPARED_INLINE_BYTES
 from holdfast.deliver.destination import DeliverySettings, Destination, State
 from holdfast.deliver.exporter import Answer
+from holdfast.deliver.sending import BreakerState
 from holdfast.quiver import Outcome
 from holdfast.signals import registry
 from holdfast.signals.event import Event
@@ -175,3 +182,31 @@ def test_a_slow_key_does_not_keep_a_slot_while_it_backs_off(stage: Stage) -> Non
         await stage.timer.until(lambda: len(stage.backend.taken) == 10)
 
     stage.run(play, settings(lanes=1))
+
+
+def test_the_breaker_may_open_while_a_large_event_is_prepared(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_signals", [replace(EVENTS, count=len)])
+    prepared, is_open = threading.Event(), threading.Event()
+
+    def process(event: Event) -> Event:
+        if event.payload.startswith(b"large:"):
+            assert is_open.wait(PATIENCE_S)
+            prepared.set()
+        return event
+
+    stage.paths = [process]
+    stage.append_each(b"large:" + bytes(PREPARED_INLINE_BYTES), b"b:0")
+    stage.backend.otherwise = fails(DOWN)
+
+    async def play(destination: Destination) -> None:
+        await really(lambda: destination.statistics().breaker is BreakerState.OPEN)
+        is_open.set()
+        assert await asyncio.to_thread(prepared.wait, PATIENCE_S)
+        await stage.timer.quiet()
+        stage.backend.otherwise = fails_for({})
+        await stage.timer.until(lambda: stage.pending() == 0)
+
+    stage.run(play, settings(lanes=2, breaker_failures=1))
+    assert len(stage.backend.taken) == 2

@@ -274,10 +274,11 @@ class DeliveryLoop:
     async def _take_turn(self, lane: DeliveryLane) -> None:
         """Send once from a lane, if nothing came between, and settle what came of it."""
         async with self._slots:
-            if self._stopping or self._pause_s(lane) != 0:
+            if not self._may_send(lane):
                 return
             await self._prepare_large(lane)
-            batch = self._next_batch(lane)
+            # Once more: that takes its time, and other lanes may have opened the breaker.
+            batch = self._next_batch(lane) if self._may_send(lane) else []
             other = None
             if batch and lane.trial is not None:
                 other = self._other_than(batch[0], lane, lane.trial)
@@ -287,6 +288,9 @@ class DeliveryLoop:
                 await self._send_batch(lane, batch)
             # With the slot still taken: so many sends, and no more, are answered and not recorded.
             await self._settlement.settle()
+
+    def _may_send(self, lane: DeliveryLane) -> bool:
+        return not self._stopping and self._pause_s(lane) == 0
 
     async def _send_batch(self, lane: DeliveryLane, batch: Sequence[Item]) -> None:
         """Send from one lane; wake the others if that opened or closed the breaker."""
