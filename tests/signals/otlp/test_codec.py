@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from tests.signals.otlp.plain_reader import Reading, readings_of
 from tests.signals.otlp.telemetry import mutated, request
 
 from holdfast.signals.otlp import codec
+from holdfast.signals.otlp.alike import alike_columns
 from holdfast.signals.otlp.codec import RequestContents
 from holdfast.signals.otlp.kinds import OtlpKind
-from holdfast.signals.otlp.messages import REQUESTS
+from holdfast.signals.otlp.messages import REQUESTS, SHORT_REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp
 
 DEFAULT_MUTANTS = 20_000
@@ -22,13 +24,11 @@ _AT_ONCE = 20_000
 
 def contents_of(reading: Reading) -> RequestContents:
     """Return what the codec is to find, by what the plain reader found."""
-    times = reading.times_ns
+    ids = [bytes.fromhex(one) for one in reading.trace_ids]
     return RequestContents(
-        items=len(times),
         services=tuple(dict.fromkeys(reading.services)),
-        times_ns=tuple(sorted({time for time in times if time})),
-        untimed=times.count(0),
-        trace_ids=frozenset(bytes.fromhex(one) for one in reading.trace_ids if len(one) == 32),
+        times_ns=array("Q", reading.times_ns),
+        trace_ids=b"".join(one for one in ids if len(one) == codec.TRACE_ID_BYTES),
     )
 
 
@@ -84,7 +84,7 @@ def test_joined_and_split_requests_hold_the_same_items(kind: OtlpKind) -> None:
 
 def test_a_request_without_items_is_one() -> None:
     assert codec.check(OtlpKind.LOGS, b"") == 0
-    assert codec.contents(OtlpKind.LOGS, b"") == RequestContents(0, (), (), 0, frozenset())
+    assert codec.contents(OtlpKind.LOGS, b"") == RequestContents((), array("Q"), b"")
     assert codec.split(b"", 10) == [b""]
 
 
@@ -113,10 +113,54 @@ def test_the_traces_of_log_records_and_of_examples_are_known() -> None:
     records = logs.resource_logs.add().scope_logs.add().log_records
     for id_ in (trace, other, trace, b"", b"short"):
         records.add(trace_id=id_)
-    assert codec.contents(OtlpKind.LOGS, logs.SerializeToString()).trace_ids == {trace, other}
+    assert (
+        codec.contents(OtlpKind.LOGS, logs.SerializeToString()).trace_ids == trace + other + trace
+    )
     metrics: Any = REQUESTS[OtlpKind.METRICS]()
     held = metrics.resource_metrics.add().scope_metrics.add().metrics
     held.add().summary.data_points.add()
     held.add().gauge.data_points.add().exemplars.add(trace_id=trace)
     held.add().histogram.data_points.add().exemplars.add(trace_id=other)
-    assert codec.contents(OtlpKind.METRICS, metrics.SerializeToString()).trace_ids == {trace, other}
+    assert codec.contents(OtlpKind.METRICS, metrics.SerializeToString()).trace_ids == trace + other
+
+
+@pytest.mark.parametrize("kind", [OtlpKind.TRACES, OtlpKind.LOGS])
+@pytest.mark.parametrize("alike", [True, False])
+def test_items_are_timed_in_columns_where_all_have_the_same_fields(
+    kind: OtlpKind, alike: bool
+) -> None:
+    chance = random.Random(5)
+    for _ in range(100):
+        whole: Any = REQUESTS[kind]()
+        times, ids = list[int](), list[bytes]()
+        fields = _some_fields(kind, chance)
+        for _ in range(chance.randrange(1, 4)):
+            if kind is OtlpKind.TRACES:
+                items = whole.resource_spans.add().scope_spans.add().spans
+            else:
+                items = whole.resource_logs.add().scope_logs.add().log_records
+            for _ in range(chance.randrange(20)):
+                given = {name: _value(name, chance) for name in fields}
+                items.add(**given, dropped_attributes_count=chance.randrange(3))
+                if not alike and chance.random() < 0.2:
+                    items[-1].trace_id = chance.randbytes(chance.choice([0, 1, 15, 17]))
+                    given["trace_id"] = items[-1].trace_id
+                names = ("end_time_unix_nano", "time_unix_nano", "observed_time_unix_nano")
+                times.append(next((given[name] for name in names if name in given), 0))
+                ids.append(given.get("trace_id", b""))
+        body = whole.SerializeToString()
+        sound = b"".join(one for one in ids if len(one) == codec.TRACE_ID_BYTES)
+        assert codec.contents(kind, body) == RequestContents((), array("Q", times), sound)
+        found = alike_columns(kind, SHORT_REQUESTS[kind].FromString(body))
+        assert found == ((array("Q", times), sound) if alike else found)
+
+
+def _some_fields(kind: OtlpKind, chance: random.Random) -> list[str]:
+    if kind is OtlpKind.TRACES:
+        return ["trace_id", "end_time_unix_nano"]
+    times = [["time_unix_nano"], ["observed_time_unix_nano"]]
+    return chance.choice([*times, times[0] + times[1]]) + chance.choice([[], ["trace_id"]])
+
+
+def _value(name: str, chance: random.Random) -> Any:
+    return chance.randbytes(16) if name == "trace_id" else chance.choice([1, 0x4112, 2**64 - 1])

@@ -8,11 +8,13 @@ resources of both, and a request may be cut between two fields of its first leve
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError, Message
 
+from holdfast.signals.otlp.alike import alike_columns
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import COUNTED_REQUESTS, REQUESTS, RESPONSES, SHORT_REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
@@ -31,16 +33,17 @@ _VARINT_BYTES_MAX = 10
 class RequestContents(NamedTuple):
     """What is known of a request beside its bytes."""
 
-    # Spans, data points or log records.
-    items: int
     # The values of `service.name`, each once, in the order in which they come.
     services: tuple[str, ...]
-    # The times of all items, each once, ascending. What has none (0) is not among them.
-    times_ns: tuple[int, ...]
-    # How many items have no time.
-    untimed: int
-    # The traces that its items are of, or have examples from, each once.
-    trace_ids: frozenset[bytes]
+    # The time of each item, in the order in which they come; 0 where it has none.
+    times_ns: array[int]
+    # The traces that its items are of, or have examples from, one behind the other.
+    trace_ids: bytes
+
+    @property
+    def items(self) -> int:
+        """How many spans, data points or log records there are."""
+        return len(self.times_ns)
 
 
 def check(kind: OtlpKind, body: bytes) -> int:
@@ -67,28 +70,26 @@ def contents(kind: OtlpKind, body: bytes) -> RequestContents:
         request: Any = SHORT_REQUESTS[kind].FromString(body)
     except DecodeError as error:
         raise NotOtlp("this is not a valid protobuf message of the kind") from error
+    services = tuple(dict.fromkeys(_services(kind, request)))[:SERVICES_MAX]
+    columns = alike_columns(kind, request) or _by_item(kind, request)
+    return RequestContents(services, *columns)
+
+
+def _by_item(kind: OtlpKind, request: Any) -> tuple[array[int], bytes]:
+    """Return the times and the traces of items, whatever they are like."""
     times: list[int] = []
-    traces: set[bytes] = set()
+    traces: list[bytes] = []
     for items in item_lists(kind, request):
         if kind is OtlpKind.TRACES:
             times += [span.end_time_unix_nano for span in items]
-            traces.update([span.trace_id for span in items])
+            traces += [span.trace_id for span in items]
         elif kind is OtlpKind.METRICS:
             times += [point.time_unix_nano for point in items]
-            traces.update(_traces_of_examples(items))
+            traces += _traces_of_examples(items)
         else:
             times += [log.time_unix_nano or log.observed_time_unix_nano for log in items]
-            traces.update([log.trace_id for log in items])
-    known = set(times)
-    untimed = times.count(0) if 0 in known else 0
-    services = dict.fromkeys(_services(kind, request))
-    return RequestContents(
-        items=len(times),
-        services=tuple(services)[:SERVICES_MAX],
-        times_ns=tuple(sorted(known - {0})),
-        untimed=untimed,
-        trace_ids=frozenset(one for one in traces if len(one) == TRACE_ID_BYTES),
-    )
+            traces += [log.trace_id for log in items]
+    return array("Q", times), b"".join(one for one in traces if len(one) == TRACE_ID_BYTES)
 
 
 def _traces_of_examples(points: Any) -> list[bytes]:

@@ -7,36 +7,27 @@ a client waits. Protobuf is imported with the first request that is looked at.
 from __future__ import annotations
 
 import base64
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from holdfast.extras import need
-from holdfast.quiver.base.arrow import numbers, texts
+from holdfast.quiver.base.arrow import constant, numbers, texts
 from holdfast.quiver.base.envelope import ITEM_TIMES, SEARCH_IDS, SEARCH_IDS_TYPE
 from holdfast.signals.otlp.kinds import OtlpKind
+
+if TYPE_CHECKING:
+    from holdfast.signals.otlp.codec import RequestContents
 
 _TIME = pa.timestamp("us", tz="UTC")
 _NS_PER_US = 1000
 # Times behind this are as far away as it is, and would not fit.
 _FURTHEST_US = 2**62
-
-
-class _RequestRow(NamedTuple):
-    """What is kept of one request."""
-
-    # The earliest time of its items; None if none has one.
-    event_us: int | None
-    latest_us: int | None
-    # All of them; None stands for those that have none.
-    times_us: Sequence[int | None]
-    items: int
-    services: str
-    # One behind the other.
-    trace_ids: bytes
 
 
 @dataclass(frozen=True)
@@ -58,39 +49,57 @@ class OtlpExtractor:
         """Return one row for each request."""
         # One after the other: memory that the last one had is faster than new memory.
         found = [_read(self.kind, payload.as_py()) for payload in rows.column("payload")]
+        timed = _times_of([one.times_ns for one in found])
         return pa.record_batch(
             {
-                "event_time": numbers([row.event_us for row in found], _TIME),
-                "latest_time": numbers([row.latest_us for row in found], _TIME),
-                "items": numbers([row.items for row in found], pa.int64()),
-                "services": texts([row.services for row in found]),
-                ITEM_TIMES: _lists([row.times_us for row in found]),
-                SEARCH_IDS: _id_lists([row.trace_ids for row in found]),
+                "event_time": numbers([one.us[0] if one.us else None for one in timed], _TIME),
+                "latest_time": numbers([one.us[-1] if one.us else None for one in timed], _TIME),
+                "items": numbers([one.items for one in found], pa.int64()),
+                "services": texts([", ".join(one.services) for one in found]),
+                ITEM_TIMES: _lists(
+                    [[*one.us, None] if one.some_untimed else one.us for one in timed]
+                ),
+                SEARCH_IDS: _id_lists([one.trace_ids for one in found]),
             }
         )
 
 
-def _read(kind: OtlpKind, payload: bytes) -> _RequestRow:
+def _read(kind: OtlpKind, payload: bytes) -> RequestContents:
     from holdfast.signals.otlp import codec
     from holdfast.signals.otlp.problem import NotOtlp
 
     try:
-        found = codec.contents(kind, payload)
+        return codec.contents(kind, payload)
     except NotOtlp:
         # Not by our receiver. It costs its own row what would have been found.
-        return _RequestRow(None, None, (), 0, "", b"")
-    times_us: list[int | None] = [time // _NS_PER_US for time in found.times_ns]
-    if found.times_ns and found.times_ns[-1] // _NS_PER_US > _FURTHEST_US:
-        times_us = [min(time // _NS_PER_US, _FURTHEST_US) for time in found.times_ns]
-    earliest_us, latest_us = (times_us[0], times_us[-1]) if times_us else (None, None)
-    return _RequestRow(
-        earliest_us,
-        latest_us,
-        [*times_us, None] if found.untimed else times_us,
-        found.items,
-        ", ".join(found.services),
-        b"".join(found.trace_ids),
-    )
+        return codec.RequestContents((), array("Q"), b"")
+
+
+class _Times(NamedTuple):
+    """When the items of one request were."""
+
+    # Each once, ascending.
+    us: list[int]
+    # Whether some have no time.
+    some_untimed: bool
+
+
+def _times_of(requests: Sequence[array[int]]) -> list[_Times]:
+    """Return when the items of each request were, given in ns, or as 0 where they have no time."""
+    ns = array("Q", b"".join(requests))
+    given = pa.Array.from_buffers(pa.uint64(), len(ns), [None, pa.py_buffer(ns)])
+    us = pc.divide(given, constant(_NS_PER_US, pa.uint64()))
+    us = pc.min_element_wise(us, constant(_FURTHEST_US, pa.uint64()))
+    all_us = memoryview(us.buffers()[1]).cast("B").cast("Q")
+    found = []
+    for first, behind in pairwise(accumulate(map(len, requests), initial=0)):
+        times = sorted(set(all_us[first:behind]))
+        some_untimed = times[:1] == [0] and 0 in ns[first:behind]
+        # Others may be of the first microsecond.
+        if some_untimed and not any(0 < one < _NS_PER_US for one in ns[first:behind]):
+            del times[0]
+        found.append(_Times(times, some_untimed))
+    return found
 
 
 def _lists(values: Sequence[Sequence[int | None]]) -> pa.Array:
