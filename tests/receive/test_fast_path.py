@@ -21,6 +21,7 @@ from tests.receive.harness import (
 )
 
 from holdfast.quiver import Intake
+from holdfast.receive import connection
 from holdfast.receive.admission import TokenSettings
 from holdfast.receive.connection import HELD_BYTES_MAX
 from holdfast.receive.http_app import HttpApp
@@ -173,13 +174,17 @@ def test_requests_over_the_bounds_are_refused_as_ever(tmp_path: Path, fast: list
     assert not any(fast)
 
 
-def test_a_large_body_is_not_held_back(tmp_path: Path, fast: list[bool]) -> None:
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_large_body_is_not_held_back(tmp_path: Path, fast: list[bool], announced: bool) -> None:
     text = "s" * (4 * HELD_BYTES_MAX)
     facet = {"_producer": "urn:x", "_schemaURL": "https://example.org/x.json", "text": text}
     event = {**json.loads(event_bytes()), "producer": "https://example.org/"}
     event["run"]["facets"] = {"custom": facet}
     body = json.dumps(event).encode()
     request = request_bytes(body)
+    if not announced:
+        head = request_bytes(transfer_encoding="chunked", content_length="-")
+        request = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     with running(tmp_path, settings()) as server, server.connect() as client:
         client.sendall(request[: 2 * HELD_BYTES_MAX])
         until(lambda: server.receiver.statistics().in_flight_requests == 1)
@@ -187,6 +192,32 @@ def test_a_large_body_is_not_held_back(tmp_path: Path, fast: list[bool]) -> None
         assert read_reply(client).status == 200
         assert server.place.stored() == [body]
     assert fast == []
+
+
+def test_all_connections_together_hold_back_a_bounded_amount(
+    tmp_path: Path, fast: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = event_bytes()
+    monkeypatch.setattr(connection, "HELD_BYTES_MAX_TOGETHER", 2 * len(body) - 15)
+    never = {"header_timeout_s": 3600, "keep_alive_s": 3600, "send_timeout_s": 3600}
+    config = settings(connections={**never, "unread_timeout_s": 3600})
+    with running(tmp_path, config) as server:
+        counts = server.receiver.server.counts
+        with server.connect() as first, server.connect() as second:
+            first.sendall(request_bytes(body)[:-5])
+            until(lambda: counts.held_bytes == len(body) - 5)
+            second.sendall(request_bytes(body)[:-5])
+            until(lambda: server.receiver.statistics().in_flight_requests == 1)
+            assert counts.held_bytes == len(body) - 5
+            for client in (first, second):
+                client.sendall(body[-5:])
+                assert read_reply(client).status == 200
+        assert counts.held_bytes == 0
+        with server.connect() as gone:
+            gone.sendall(request_bytes(body)[:-5])
+            until(lambda: counts.held_bytes == len(body) - 5)
+        until(lambda: counts.held_bytes == 0)
+    assert fast == [True]
 
 
 def test_a_slow_body_is_handed_to_the_app_which_times_it_out(tmp_path: Path) -> None:

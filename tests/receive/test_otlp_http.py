@@ -11,11 +11,14 @@ from typing import Any
 import orjson
 import pytest
 import zstandard
-from tests.receive.harness import Exchange, Place, Reply, call
+from tests.patience import PATIENCE_S
+from tests.receive.harness import Exchange, Place, Reply, call, request_bytes
 from tests.signals.otlp.telemetry import request
 
 from holdfast.errors import BadConfig, Overloaded
 from holdfast.receive import otlp_checks
+from holdfast.receive.connection import HELD_BYTES_MAX
+from holdfast.receive.http_app import HttpApp
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.otlp import Config, OtlpReceiver
 from holdfast.receive.receiver import ItemCounts
@@ -211,6 +214,36 @@ def test_pages_that_are_named_may_send_from_a_browser(place: Place) -> None:
 
 
 # ------------------------------------------------------------------------ large bodies
+
+
+def test_what_is_checked_at_once_takes_the_fast_path(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = request(OtlpKind.TRACES, random.Random(6), items=200)
+    body = codec.join([one] * (otlp_checks.HEAVY_BYTES // len(one)))
+    assert len(body) > HELD_BYTES_MAX
+    made = receiver(place)
+    (server,) = made.servers
+    assert isinstance(server, HttpServer)
+    # The long way would read the body.
+    monkeypatch.setattr(HttpApp, "_handle", lambda *_: pytest.fail("it took the long way"))
+
+    async def play() -> list[bytes]:
+        await made.start()
+        (address,) = server.addresses
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(address.split(":")[-1]))
+        answers = []
+        for _ in range(2):
+            writer.write(request_bytes(body, "/v1/traces", content_type=PROTOBUF["content-type"]))
+            answers.append(await reader.readuntil(b"\r\n\r\n"))
+            assert server.counts.held_bytes == 0
+        writer.close()
+        await made.stop(PATIENCE_S)
+        return answers
+
+    for answer in asyncio.run(play()):
+        assert answer.startswith(b"HTTP/1.1 200")
+    assert place.stored() == [body, body]
 
 
 def heavy(kind: OtlpKind) -> bytes:

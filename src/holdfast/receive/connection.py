@@ -42,15 +42,26 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.server import ServerState
 
 from holdfast.quiver import Receipt
-from holdfast.receive.responses import OnStored, Reason, Respond, Response, refusal
+from holdfast.receive.responses import (
+    OnStored,
+    Reason,
+    Respond,
+    Response,
+    content_length,
+    refusal,
+)
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 
 _NEVER_S = math.inf
 # Connections beyond the bound that are being told so; more of them are cut without a word.
 REFUSED_CONNECTIONS_MAX = 64
-# The most of a body that is held back for the fast path, and until the server next looks at
-# deadlines.
+# The most of a body that is held back for the fast path, until the server next looks at deadlines,
+# unless the app says otherwise. No app has admitted these bytes yet, so that there is a bound for
+# all connections together, too.
 HELD_BYTES_MAX = 64 * 1024
+HELD_BYTES_MAX_TOGETHER = 16 * 1024 * 1024
+# In so many pieces at most: each of them takes memory besides, and a body in more is special.
+_HELD_PIECES_MAX = 256
 
 _COMPLAINTS = {
     Reason.MALFORMED: refusal(
@@ -101,6 +112,8 @@ class ConnectionCounts:
     rejected: Counter[str] = field(default_factory=Counter)
     # Bytes of bodies that nobody wanted any more.
     unread_bytes: int = 0
+    # Bytes of bodies that are held back for the fast path now.
+    held_bytes: int = 0
 
 
 class _Phase(Enum):
@@ -125,6 +138,10 @@ class FastPath(Protocol):
     @property
     def fast_targets(self) -> Container[bytes]:
         """Request targets (path and query, as sent) of POSTs that may take the fast path."""
+
+    @property
+    def held_bytes_max(self) -> int:
+        """The largest body that may take it."""
 
     def accept_fast(
         self,
@@ -158,6 +175,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._fast_path = fast_path
         # What came of a body that may take the fast path, once its headers are complete.
         self._held: list[bytes] | None = None
+        self._held_bytes = 0
         self._phase = _Phase.IDLE
         self._deadline_s = _NEVER_S
         self._write_deadline_s = _NEVER_S
@@ -208,7 +226,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self._head_bytes += len(data)
                 if self._head_bytes > self._settings.max_header_bytes:
                     self._break_off(Reason.HEADER_TOO_LARGE)
-            elif self._held is not None and sum(map(len, self._held)) > HELD_BYTES_MAX:
+            elif self._held is not None and self._holds_too_much():
                 self._take_slow_path()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -265,6 +283,8 @@ class BoundedConnection(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if self._held is not None:
             self._held.append(body)
+            self._held_bytes += len(body)
+            self._counts.held_bytes += len(body)
             return
         if self.cycle.response_complete:
             self._counts.unread_bytes += len(body)
@@ -282,16 +302,16 @@ class BoundedConnection(HttpToolsProtocol):
         if self._held is not None:
             assert self._fast_path is not None
             request = _FastRequest(self, keep_alive=self.parser.should_keep_alive())
+            body = self._let_go()
             request.respond = self._fast_path.accept_fast(
-                self.url, self.headers, b"".join(self._held), request.stored
+                self.url, self.headers, body, request.stored
             )
             if request.respond is not None:
-                self._held = None
                 self.cycle = cast(RequestResponseCycle, request)
                 # While it is under way the server counts it as it counts the tasks of the others.
                 self.tasks.add(cast("asyncio.Task[None]", request))
                 return
-            self._take_slow_path()
+            self._begin(body)
         if self.cycle.response_complete:
             self._deadline_s = self.loop.time() + self._settings.keep_alive_s
         super().on_message_complete()
@@ -355,15 +375,40 @@ class BoundedConnection(HttpToolsProtocol):
             and not self.parser.should_upgrade()
             and not self.flow.write_paused
             and not self._is_answering()
+            and self._announced_bytes() <= self._fast_path.held_bytes_max
         )
 
-    def _take_slow_path(self) -> None:
-        """Begin a request that was held back, with what came of its body."""
+    def _announced_bytes(self) -> int:
+        """Return how long a request says that its body is; 0 if it does not."""
+        lengths = [value for name, value in self.headers if name == b"content-length"]
+        return content_length(lengths[0]) if lengths else 0
+
+    def _holds_too_much(self) -> bool:
+        assert self._held is not None
+        assert self._fast_path is not None
+        return (
+            self._held_bytes > self._fast_path.held_bytes_max
+            or self._counts.held_bytes > HELD_BYTES_MAX_TOGETHER
+            or len(self._held) > _HELD_PIECES_MAX
+        )
+
+    def _let_go(self) -> bytes:
+        """Hold nothing back any more; return what came of the body."""
         assert self._held is not None
         held, self._held = self._held, None
+        self._counts.held_bytes -= self._held_bytes
+        self._held_bytes = 0
+        return b"".join(held)
+
+    def _take_slow_path(self) -> None:
+        """Hand over a request that was held back."""
+        self._begin(self._let_go())
+
+    def _begin(self, came: bytes) -> None:
+        """Begin a request, with what came of its body."""
         super().on_headers_complete()
-        for piece in held:
-            super().on_body(piece)
+        if came:
+            super().on_body(came)
 
     # ----------------------------------------------------------------- in here
 

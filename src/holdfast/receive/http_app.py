@@ -25,6 +25,7 @@ from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
 from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
 from holdfast.receive.body import BodyLimits, encodings_of, read_body
+from holdfast.receive.connection import HELD_BYTES_MAX
 from holdfast.receive.receiver import RareWarnings, ReceiverContext, ReceiverStatistics
 from holdfast.receive.responses import (
     Disconnected,
@@ -36,12 +37,11 @@ from holdfast.receive.responses import (
     Response,
     Scope,
     Send,
+    content_length,
     send_response,
     wrong_method,
 )
 
-# An announced length with more digits than this is too large whatever they are.
-_LENGTH_DIGITS_MAX = 18
 _REFUSED_FROM = 400
 
 
@@ -131,6 +131,8 @@ class HttpApp:
             for path, endpoint in self._endpoints.items()
             if isinstance(endpoint, FastEndpoint)
         }
+        # As large a body as its endpoints take at once.
+        self.held_bytes_max = HELD_BYTES_MAX
         self._limits = limits
         # Whatever else the receiver listens to shares these bounds.
         self.admission = Admission(limits.max_requests, limits.max_in_flight_bytes)
@@ -251,9 +253,7 @@ class HttpApp:
             if name == b"content-type":
                 content_type = value
             elif name == b"content-length":
-                # Cut to what is too large anyway: a header may hold sixty thousand digits.
-                digits = value[: _LENGTH_DIGITS_MAX + 1]
-                announced_bytes = int(digits) if value.isdigit() else 0
+                announced_bytes = content_length(value)
             elif name == b"content-encoding":
                 content_encoding = b"%s,%s" % (content_encoding, value)
             elif name == b"authorization":

@@ -15,7 +15,7 @@ from holdfast.quiver import Receipt
 from holdfast.receive.admission import Tokens
 from holdfast.receive.body import BodyLimits
 from holdfast.receive.http_app import Endpoint, HttpApp, HttpRequest, RequestCounts
-from holdfast.receive.otlp_intake import OtlpIntake, OtlpSender
+from holdfast.receive.otlp_intake import FAST_BYTES, OtlpIntake, OtlpSender
 from holdfast.receive.receiver import ReceiverContext
 from holdfast.receive.responses import (
     JSON_TYPE,
@@ -72,6 +72,7 @@ def otlp_app(
         on_close=intake.close,
     )
     app.refuse = refuse_with_status
+    app.held_bytes_max = FAST_BYTES
     return app
 
 

@@ -27,6 +27,8 @@ JSON_TYPE = b"application/json"
 # What a sender is asked to wait when nothing better is known, and at most.
 RETRY_AFTER_S = 1.0
 RETRY_AFTER_MAX_S = 60.0
+# An announced length with more digits than this is too large whatever they are.
+_LENGTH_DIGITS_MAX = 18
 
 
 class Reason(StrEnum):
@@ -118,6 +120,12 @@ class Refused(Exception):
 
 class Disconnected(Exception):
     """The client went away in the middle of its request: nobody to answer."""
+
+
+def content_length(value: bytes) -> int:
+    """Return how long a body is by its header; 0 where that is no number."""
+    # Cut to what is too large anyway: a header may hold sixty thousand digits.
+    return int(value[: _LENGTH_DIGITS_MAX + 1]) if value.isdigit() else 0
 
 
 def json_response(status: int, document: object, headers: HttpHeaders = ()) -> Response:
