@@ -23,7 +23,7 @@ _ITEM = 0x12
 _ID_BYTES, _TIME_BYTES = 16, 8
 
 
-class _Field(NamedTuple):
+class _WrittenField(NamedTuple):
     """A field as it is written: its tag (and its length), then its value."""
 
     head: bytes
@@ -41,8 +41,10 @@ class _Layout(NamedTuple):
     trace_at: int | None
 
 
-def _layout(fields: Sequence[_Field], time: _Field, trace: _Field | None) -> _Layout:
-    at, fixed, places = 2, list[tuple[int, int]](), dict[_Field | None, int]()
+def _layout(
+    fields: Sequence[_WrittenField], time: _WrittenField, trace: _WrittenField | None
+) -> _Layout:
+    at, fixed, places = 2, list[tuple[int, int]](), dict[_WrittenField | None, int]()
     for field in fields:
         fixed += enumerate(field.head, at)
         places[field] = at + len(field.head)
@@ -50,11 +52,11 @@ def _layout(fields: Sequence[_Field], time: _Field, trace: _Field | None) -> _La
     return _Layout(at, [(0, _ITEM), (1, at - 2), *fixed], places[time], places.get(trace))
 
 
-_END = _Field(b"\x41", _TIME_BYTES)
-_SPAN_TRACE = _Field(b"\x0a\x10", _ID_BYTES)
-_TIME = _Field(b"\x09", _TIME_BYTES)
-_LOG_TRACE = _Field(b"\x4a\x10", _ID_BYTES)
-_OBSERVED = _Field(b"\x59", _TIME_BYTES)
+_END = _WrittenField(b"\x41", _TIME_BYTES)
+_SPAN_TRACE = _WrittenField(b"\x0a\x10", _ID_BYTES)
+_TIME = _WrittenField(b"\x09", _TIME_BYTES)
+_LOG_TRACE = _WrittenField(b"\x4a\x10", _ID_BYTES)
+_OBSERVED = _WrittenField(b"\x59", _TIME_BYTES)
 # A time of 0 is not written. Points are few to a metric, so that nothing would be won.
 _LAYOUTS: Mapping[OtlpKind, Sequence[_Layout]] = {
     OtlpKind.TRACES: [_layout([_SPAN_TRACE, _END], _END, _SPAN_TRACE)],

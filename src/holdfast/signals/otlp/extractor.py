@@ -75,7 +75,7 @@ def _read(kind: OtlpKind, payload: bytes) -> RequestContents:
         return codec.RequestContents((), array("Q"), b"")
 
 
-class _Times(NamedTuple):
+class _RequestTimes(NamedTuple):
     """When the items of one request were."""
 
     # Each once, ascending.
@@ -84,7 +84,7 @@ class _Times(NamedTuple):
     some_untimed: bool
 
 
-def _times_of(requests: Sequence[array[int]]) -> list[_Times]:
+def _times_of(requests: Sequence[array[int]]) -> list[_RequestTimes]:
     """Return when the items of each request were, given in ns, or as 0 where they have no time."""
     ns = array("Q", b"".join(requests))
     given = pa.Array.from_buffers(pa.uint64(), len(ns), [None, pa.py_buffer(ns)])
@@ -98,7 +98,7 @@ def _times_of(requests: Sequence[array[int]]) -> list[_Times]:
         # Others may be of the first microsecond.
         if some_untimed and not any(0 < one < _NS_PER_US for one in ns[first:behind]):
             del times[0]
-        found.append(_Times(times, some_untimed))
+        found.append(_RequestTimes(times, some_untimed))
     return found
 
 
