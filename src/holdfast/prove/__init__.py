@@ -15,6 +15,7 @@ NAMES = {
     "quiver": "kill a process that appends to a quiver; everything it answered must be there",
     "gateway": "kill a gateway and its backends under load; all that was accepted must arrive",
     "otel": "kill a gateway of telemetry and its backends; every span must arrive, once",
+    "otap": "the same with the proposal's file: OTLP and OTAP in, everything to both backends",
     "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
     "handoff": "kill, stop and cut off data nodes and their gateway; each owner has all, once",
     "store": "kill writers, readers, deleters and collectors; what is used stays, nothing else",
@@ -65,6 +66,11 @@ def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
             from holdfast.prove.otel import prove_otel
 
             return prove_otel
+        case "otap":
+            need("otel")
+            from holdfast.prove.otap import prove_otap
+
+            return prove_otap
         case "dataflow":
             need("spark")
             from holdfast.prove.dataflow import prove_dataflow
@@ -91,7 +97,7 @@ def points(name: str) -> list[tuple[str, str]]:
         from holdfast.store.gc.points import StorePoint
 
         listed = list(StorePoint)
-    if name in ("gateway", "otel"):
+    if name in ("gateway", "otel", "otap"):
         from holdfast.deliver.context import DeliveryPoint
 
         listed += DeliveryPoint

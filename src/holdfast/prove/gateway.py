@@ -17,7 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -50,6 +51,16 @@ DRAIN = "20s"
 _GATEWAY, _CLIENTS = "gateway", "clients"
 
 
+class GraphPlaces(NamedTuple):
+    """What the graph file of a run depends on."""
+
+    # Where the gateway is sent to, and by destination where it sends to.
+    ports: Sequence[int]
+    backend_ports: Mapping[str, int]
+    data_dir: Path
+    append_timeout_s: float
+
+
 @dataclass(frozen=True)
 class GatewayEnds:
     """Who sends to a gateway under proof, and who receives from it."""
@@ -62,12 +73,30 @@ class GatewayEnds:
     # By destination: the role of its backend, and how many events a kill may bring twice.
     roles: Mapping[str, str]
     events_per_request: Mapping[str, int]
-    # What stands before and behind the buffer: a receiver at these ports to send to, and an
-    # exporter to each of these ports, by destination.
-    receiver: Callable[[Sequence[int]], Mapping[str, Any]]
-    exporters: Callable[[Mapping[str, int]], Mapping[str, Mapping[str, Any]]]
+    # Returns the graph file: `around_buffer`, or a file of its own.
+    graph: Callable[[GraphPlaces], str]
     # Clients are told no position: what each of them sent has to arrive in its own order.
     by_client: bool = False
+
+
+def around_buffer(
+    receiver: Callable[[Sequence[int]], Mapping[str, Any]],
+    exporters: Callable[[Mapping[str, int]], Mapping[str, Mapping[str, Any]]],
+) -> Callable[[GraphPlaces], str]:
+    """Return what makes a graph file of a receiver, a buffer, and an exporter to each backend."""
+
+    def graph(places: GraphPlaces) -> str:
+        behind = exporters(places.backend_ports)
+        buffer = {"append": {"timeout": places.append_timeout_s}, **BUFFER_SETTINGS}
+        nodes = {
+            "receiver": {"kind": "receiver", **receiver(places.ports), "to": ["buffer"]},
+            "buffer": {"kind": "processor", "type": "quiver", "config": buffer, "to": list(behind)},
+            **{name: {"kind": "exporter", **exporter} for name, exporter in behind.items()},
+        }
+        tree = {"data_dir": str(places.data_dir), "drain": DRAIN, "nodes": nodes}
+        return yaml.safe_dump(tree, sort_keys=False)
+
+    return graph
 
 
 def _lineage_receiver(ports: Sequence[int]) -> Mapping[str, Any]:
@@ -95,8 +124,7 @@ LINEAGE_ENDS = GatewayEnds(
     ports=1,
     roles={SINGLE: "backend", BATCH: "backend"},
     events_per_request=EVENTS_PER_REQUEST,
-    receiver=_lineage_receiver,
-    exporters=_lineage_exporters,
+    graph=around_buffer(_lineage_receiver, _lineage_exporters),
 )
 
 
@@ -122,20 +150,9 @@ class GatewayProver:
 
     def _graph_file(self) -> str:
         timeout_s = APPEND_TIMEOUT_S if self._options.fills_disk else AppendConfig.timeout_s
-        exporters = self._ends.exporters(self._backend_ports)
-        nodes = {
-            "receiver": {"kind": "receiver", **self._ends.receiver(self._ports), "to": ["buffer"]},
-            "buffer": {
-                "kind": "processor",
-                "type": "quiver",
-                "config": {"append": {"timeout": timeout_s}, **BUFFER_SETTINGS},
-                "to": list(exporters),
-            },
-            **{name: {"kind": "exporter", **exporter} for name, exporter in exporters.items()},
-        }
-        data_dir = str(self._options.data_dir / "data")
-        tree = {"data_dir": data_dir, "drain": DRAIN, "nodes": nodes}
-        return yaml.safe_dump(tree, sort_keys=False)
+        data_dir = self._options.data_dir / "data"
+        places = GraphPlaces(self._ports, self._backend_ports, data_dir, timeout_s)
+        return self._ends.graph(places)
 
     # ----------------------------------------------------------------- starting
 
@@ -163,14 +180,22 @@ class GatewayProver:
         """Write down that something is dead now: it explains what arrives twice after it."""
         self._kills.note(time.monotonic_ns())
 
+    def _restart_gateway(self) -> None:
+        """Start it after its death.
+
+        Noted before and behind: what it had sent may still be read by a backend when it is dead.
+        """
+        self._note_kill()
+        self._start_gateway()
+        self._note_kill()
+
     def strike_at_point(self) -> str | None:
         """Let the gateway run into a point; return it, or None if it was not reached in time."""
         point = self._dice.choice(KILL_SITES)
         self._processes.stop(_GATEWAY)
         self._start_gateway(Death.at(point, self._dice))
         is_reached = self._processes.dies(_GATEWAY, POINT_SECONDS_MAX)
-        self._note_kill()
-        self._start_gateway()
+        self._restart_gateway()
         return point if is_reached else None
 
     def strike_at_random(self) -> str:
@@ -181,10 +206,10 @@ class GatewayProver:
         victim = self._dice.choice((_GATEWAY, _GATEWAY, *self._backend_ports))
         time.sleep(self._dice.uniform(0.05, 1.0))
         self._processes.kill(victim)
-        self._note_kill()
         if victim == _GATEWAY:
-            self._start_gateway()
+            self._restart_gateway()
         else:
+            self._note_kill()
             time.sleep(self._dice.uniform(0.0, 0.5))
             self._start_backend(victim)
         return f"{RANDOM}: {victim}"
@@ -205,8 +230,7 @@ class GatewayProver:
             time.sleep(POLL_SECONDS)
         time.sleep(self._dice.uniform(0.0, APPEND_TIMEOUT_S))
         self._processes.kill(_GATEWAY)
-        self._note_kill()
-        self._start_gateway()
+        self._restart_gateway()
         for name in self._backend_ports:
             self._start_backend(name)
         return f"{RANDOM}: full disk"

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.prove.gateway import GatewayEnds, GatewayProver
+from holdfast.prove.gateway import GatewayEnds, GatewayProver, around_buffer
 from holdfast.prove.journal import whole_lines
 from holdfast.prove.runner import ProofOptions, ProofRunner
 from holdfast.prove.telemetry import ITEMS_MAX
@@ -59,8 +59,7 @@ TELEMETRY_ENDS = GatewayEnds(
     ports=2,
     roles={GRPC: GRPC, HTTP: HTTP},
     events_per_request=dict.fromkeys((GRPC, HTTP), JOINED_MAX * ITEMS_MAX),
-    receiver=_receiver,
-    exporters=_exporters,
+    graph=around_buffer(_receiver, _exporters),
     by_client=True,
 )
 

@@ -27,9 +27,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import h2.config
 import h2.connection
@@ -121,6 +121,13 @@ class OtlpRefused(Exception):
     """An answer that is no success."""
 
 
+class TelemetrySender(Protocol):
+    """Sends a request in some form; raises `OtlpRefused` for an answer that is no success."""
+
+    def send(self, kind: OtlpKind, body: bytes) -> None: ...
+    def close(self) -> None: ...
+
+
 class OtlpHttpSender:
     """Sends over HTTP, by turns in protobuf, compressed, and in JSON."""
 
@@ -171,16 +178,18 @@ class TelemetryClient(threading.Thread):
 
     def __init__(
         self,
-        make_sender: Callable[[], OtlpHttpSender | OtlpGrpcSender],
+        make_sender: Callable[[], TelemetrySender],
         directory: Path,
         number: int,
         stop: threading.Event,
+        kinds: Sequence[OtlpKind] = _KINDS,
     ) -> None:
         super().__init__(name=f"client-{number}")
         self._make_sender = make_sender
         self._sender = make_sender()
         self._stop_asked = stop
         self._number = number
+        self._kinds = kinds
         self._journal = ProofJournal(directory / f"{number}.journal")
 
     def run(self) -> None:
@@ -198,7 +207,7 @@ class TelemetryClient(threading.Thread):
         Only a refused connection is certain not to have been stored.
         """
         items = ITEMS_MAX if count % 2 else 1
-        kind = _KINDS[count % len(_KINDS)]
+        kind = self._kinds[count % len(self._kinds)]
         body = request_of(kind, [f"{name}.{place}" for place in range(items)])
         self._journal.sent(name, items)
         try:
