@@ -31,12 +31,10 @@ from holdfast.errors import NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Position, Receipt
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.seam.clock import Clock
-from holdfast.signals.event import NO_HEADERS, ArrowData, Event, Unit
+from holdfast.signals.event import INLINE_BYTES, NO_HEADERS, ArrowData, Event, Unit
 from holdfast.signals.registry import signal_of
 from holdfast.signals.signal import Signal
 
-# A larger unit is led through the processors in a thread.
-INLINE_BYTES = 256 * 1024
 # How long an exporter may take to close.
 CLOSE_TIMEOUT_S = 5.0
 RETRY_AFTER_S = 1.0

@@ -19,14 +19,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import Field
 
 from holdfast.errors import BadConfig
+from holdfast.receive.listening import ListenerTls, parse_address
 from holdfast.receive.responses import Reason, Refused
 from holdfast.seam import Seam
 from holdfast.seam.rate import TokenBucket
-from holdfast.settings import Secret, Settings
+from holdfast.settings import LocalPath, Secret, Settings
 
 
 class Admission:
@@ -181,6 +183,49 @@ class Tokens:
 
     def _digest(self, token: bytes) -> bytes:
         return hmac.digest(self._key, token, hashlib.sha256)
+
+
+class ProtectedSettings(Protocol):
+    """What says who may send."""
+
+    @property
+    def tokens(self) -> tuple[TokenSettings, ...]:
+        """Producers that may send."""
+
+    @property
+    def token_file(self) -> LocalPath | None:
+        """A file with more of them."""
+
+    @property
+    def tls(self) -> ListenerTls | None:
+        """Speak TLS."""
+
+    @property
+    def allow_anonymous(self) -> bool:
+        """Listen for other machines though anybody may send."""
+
+
+def check_protected(settings: ProtectedSettings, listening: Mapping[str, str]) -> None:
+    """Raise `ValueError` if other machines may send, and nobody is asked who they are.
+
+    An error, not a warning: a warning scrolls by, and what is accepted from strangers takes disk
+    and is delivered under the name of this gateway. `listening` has addresses by their settings.
+    """
+    mutual = settings.tls is not None and settings.tls.client_ca_file is not None
+    asks = bool(settings.tokens) or settings.token_file is not None or mutual
+    for key, address in listening.items():
+        if not asks and not settings.allow_anonymous and not parse_address(address).is_loopback:
+            raise ValueError(
+                f"{key}: {address} is open to other machines and nobody is asked who they are;"
+                " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
+            )
+
+
+def token_settings(config: ProtectedSettings, base_dir: Path) -> list[TokenSettings]:
+    """Return the producers of a configuration and those of its file, as it is now."""
+    if config.token_file is None:
+        return list(config.tokens)
+    return [*config.tokens, *read_token_file(base_dir / config.token_file)]
 
 
 def read_token_file(path: Path) -> list[TokenSettings]:

@@ -21,11 +21,8 @@ from holdfast.quiver.base.frame import FrameKind
 from holdfast.receive.receiver import LeftPayload, RareWarnings
 from holdfast.receive.responses import Reason, Refused
 from holdfast.seam.clock import Clock
-from holdfast.signals.event import NO_HEADERS, Event
+from holdfast.signals.event import INLINE_BYTES, NO_HEADERS, Event
 from holdfast.signals.registry import signal_of
-
-# A larger payload is led through them in a thread, so that other clients are not kept waiting.
-INLINE_BYTES = 256 * 1024
 
 
 class BeforeBuffer:

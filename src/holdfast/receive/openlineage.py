@@ -11,11 +11,11 @@ from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from holdfast.receive.admission import Tokens, TokenSettings, read_token_file
+from holdfast.receive.admission import Tokens, TokenSettings, check_protected, token_settings
 from holdfast.receive.body import RequestLimits
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.http_server import HttpServer
-from holdfast.receive.listening import AddressText, ListenerTls, parse_address
+from holdfast.receive.listening import AddressText, ListenerTls
 from holdfast.receive.openlineage_endpoints import openlineage_app
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.settings import LocalPath, Settings
@@ -74,15 +74,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
-        # An error, not a warning: a warning scrolls by, and what is accepted from strangers takes
-        # disk and is delivered under the name of this gateway.
-        mutual = self.tls is not None and self.tls.client_ca_file is not None
-        asks = bool(self.tokens) or self.token_file is not None or mutual
-        if not asks and not self.allow_anonymous and not parse_address(self.listen).is_loopback:
-            raise ValueError(
-                f"listen: {self.listen} is open to other machines and nobody is asked who they are;"
-                " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
-            )
+        check_protected(self, {"listen": self.listen})
         return self
 
     @property
@@ -100,7 +92,7 @@ class OpenLineageReceiver:
     def __init__(self, config: Config, context: ReceiverContext) -> None:
         self._config = config
         self._context = context
-        tokens = _tokens_of(config, context)
+        tokens = token_settings(config, context.base_dir)
         self.app = openlineage_app(
             context,
             paths=config.all_paths,
@@ -140,7 +132,8 @@ class OpenLineageReceiver:
         tokens = {"tokens": config.tokens, "token_file": config.token_file}
         if config != self._config.model_copy(update=tokens):
             return False
-        self.app.use_tokens(Tokens(_tokens_of(config, self._context), self._context.seam))
+        settings = token_settings(config, self._context.base_dir)
+        self.app.use_tokens(Tokens(settings, self._context.seam))
         self._config = config
         return True
 
@@ -154,13 +147,6 @@ class OpenLineageReceiver:
             rejected={str(reason): count for reason, count in rejected.items()},
             connections=self.server.connections,
         )
-
-
-def _tokens_of(config: Config, context: ReceiverContext) -> list[TokenSettings]:
-    """Return the tokens of the configuration and those of its file, as it is now."""
-    if config.token_file is None:
-        return list(config.tokens)
-    return [*config.tokens, *read_token_file(context.base_dir / config.token_file)]
 
 
 def produces(config: Config) -> tuple[str, ...]:

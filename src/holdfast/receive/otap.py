@@ -13,11 +13,11 @@ from pydantic import Field, field_validator, model_validator
 from holdfast.extras import need
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.quiver.base.config import AckLevel
-from holdfast.receive.admission import Admission, TokenSettings
+from holdfast.receive.admission import Admission, TokenSettings, check_protected
 from holdfast.receive.body import MB
 from holdfast.receive.http_app import RequestCounts
 from holdfast.receive.listening import AddressText, ListenerTls
-from holdfast.receive.otlp import OtlpLimits, check_kept_headers, check_protected, tokens_of
+from holdfast.receive.otlp import OtlpLimits, check_kept_headers, tokens_of
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.settings import LocalPath, Settings, SizeBytes
 from holdfast.signals.registry import otap_signals

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,13 +18,19 @@ from holdfast.errors import BadConfig
 from holdfast.extras import need
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.quiver.base.config import AckLevel
-from holdfast.receive.admission import Tokens, TokenSettings, read_token_file
+from holdfast.receive.admission import (
+    ProtectedSettings,
+    Tokens,
+    TokenSettings,
+    check_protected,
+    token_settings,
+)
 from holdfast.receive.body import MB, BodyLimits
 from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.cors import CorsApp, CorsSettings
 from holdfast.receive.http_app import RequestCounts
 from holdfast.receive.http_server import HttpServer
-from holdfast.receive.listening import AddressText, ListenerTls, parse_address
+from holdfast.receive.listening import AddressText, ListenerTls
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
 from holdfast.settings import LocalPath, Settings, SizeBytes
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -42,26 +48,6 @@ _NEVER_KEPT = re.compile(
 )
 
 
-class ProtectedSettings(Protocol):
-    """What says who may send."""
-
-    @property
-    def tokens(self) -> tuple[TokenSettings, ...]:
-        """Producers that may send."""
-
-    @property
-    def token_file(self) -> LocalPath | None:
-        """A file with more of them."""
-
-    @property
-    def tls(self) -> ListenerTls | None:
-        """Speak TLS."""
-
-    @property
-    def allow_anonymous(self) -> bool:
-        """Listen for other machines though anybody may send."""
-
-
 def check_kept_headers(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of headers that may be kept, or raise `ValueError`.
 
@@ -72,18 +58,6 @@ def check_kept_headers(names: tuple[str, ...]) -> tuple[str, ...]:
         if _NEVER_KEPT.fullmatch(name.lower()) or not re.fullmatch(r"[\w-]{1,64}", name):
             raise ValueError(f"{name!r} cannot be kept: a secret, or no header of a sender")
     return names
-
-
-def check_protected(settings: ProtectedSettings, listening: Mapping[str, str]) -> None:
-    """Raise `ValueError` if other machines may send, and nobody is asked who they are."""
-    mutual = settings.tls is not None and settings.tls.client_ca_file is not None
-    asks = bool(settings.tokens) or settings.token_file is not None or mutual
-    for key, address in listening.items():
-        if not asks and not settings.allow_anonymous and not parse_address(address).is_loopback:
-            raise ValueError(
-                f"{key}: {address} is open to other machines and nobody is asked who they are;"
-                " set tokens, token_file or tls.client_ca_file, or allow_anonymous: true"
-            )
 
 
 class OtlpLimits(BodyLimits):
@@ -291,9 +265,7 @@ class OtlpReceiver:
 
 def tokens_of(config: ProtectedSettings, context: ReceiverContext) -> Tokens:
     """Return the tokens of the configuration and those of its file, as it is now."""
-    settings = list(config.tokens)
-    if config.token_file is not None:
-        settings += read_token_file(context.base_dir / config.token_file)
+    settings = token_settings(config, context.base_dir)
     # Refused, not ignored: a token that is limited to some namespaces would let everything pass.
     for one in settings:
         if "*" not in one.namespaces or one.references:

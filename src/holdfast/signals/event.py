@@ -21,6 +21,8 @@ from holdfast.quiver import Bundle, Position
 NO_HEADERS: Mapping[str, str] = {}
 # Goes along with what is left of a bundle, whatever form it is sent in: the slots that it lacks.
 DAMAGED_HEADER = "holdfast-damaged-slots"
+# A larger unit is led through processors in a thread where others would wait for it.
+INLINE_BYTES = 256 * 1024
 # The signal of a raw slot that no registered signal claims.
 RAW_SIGNAL = "raw"
 # Counts the items of a payload, or of some slots (spans, data points, log records); 0 if it cannot
