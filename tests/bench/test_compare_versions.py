@@ -50,7 +50,7 @@ def test_a_figure_is_missed_only_if_every_round_lies_below(
 def test_every_section_is_there(script: dict[str, Any]) -> None:
     for section in script["SECTIONS"].values():
         if section.scale == "STORE_FULL":
-            pytest.importorskip("sqlalchemy")
+            pytest.importorskip("blake3")
         module = importlib.import_module(f"holdfast.bench.{section.module}")
         scale = getattr(importlib.import_module("holdfast.bench.scale"), section.scale)
         assert callable(getattr(module, section.function))

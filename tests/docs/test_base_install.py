@@ -12,7 +12,7 @@ import pytest
 from tests.docs.test_readme import ROOT, examples
 from tests.patience import PATIENCE_S, SPARK_PATIENCE_S
 
-HEAVY = ("pyspark", "grpc", "pydantic", "obstore", "sqlalchemy", "numpy", "pandas")
+HEAVY = ("pyspark", "grpc", "pydantic", "obstore", "numpy", "pandas")
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 
 import pytest
-from sqlalchemy import text
 from tests.store.chunks.stage import TINY, noise, over
 from tests.store.fsck.stage import LIMITS
 
@@ -131,7 +130,7 @@ class World:
             "UPDATE gc_job SET lease_until = 1, seen_until = 1, "
             f"seen_clock = '{monotonic_name()}', seen_s = -{SETTINGS.gc.lease_s * 10}"
         )
-        self.store.references.database.transact(lambda c: c.execute(text(lapsed)))
+        self.store.references.database.transact(lambda c: c.change(lapsed))
 
     def leave_half_deleted(self, name: str) -> None:
         """Delete a commit, and be gone before its object is."""

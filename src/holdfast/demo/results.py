@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 STORE = "store"
 COUNTS, JOURNALS = "counts", "journals"
-_NEEDED = ("blake3", "pyfastcdc", "sqlalchemy", "xxhash", "zstandard")
+_NEEDED = ("blake3", "pyfastcdc", "xxhash", "zstandard")
 LOOK_EVERY_S = 0.5
 CLOSE_SECONDS_MAX = 300.0
 _WINDOWS, _LATE = "counts", "late"

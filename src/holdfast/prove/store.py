@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -160,9 +160,7 @@ class StoreProver:
         self.close()
         # The dead still hold their leases.
         time.sleep(LEASE_S)
-        patient = SETTINGS.model_copy(
-            update={"gc": SETTINGS.gc.model_copy(update={"orphan_grace_s": 0.0})}
-        )
+        patient = replace(SETTINGS, gc=replace(SETTINGS.gc, orphan_grace_s=0.0))
         with Store.open(self._url, database=self._database, settings=patient) as store:
             collector = Collector(store.references, store.objects)
             # A dead holder looks like a slow one: its lease ends when it was not renewed in time.

@@ -13,15 +13,12 @@ continued; one without database and with chunks is a loss, and is refused.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, Self
-
-from pydantic import ValidationError
-from sqlalchemy import URL
 
 from holdfast.errors import (
     BadInput,
@@ -33,17 +30,23 @@ from holdfast.errors import (
 )
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
-from holdfast.settings import Settings
 from holdfast.store.chunks.reader import ChunkCache, ChunkReader
 from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.chunks.writer import ChunkWriter, SmallFiles
 from holdfast.store.gc.commit_rows import check_database
 from holdfast.store.gc.references import NoReferences, References
 from holdfast.store.objects.local import Leftovers, LocalObjects
-from holdfast.store.objects.objects import ChunkHash, ChunkKey, ObjectExists, Objects
-from holdfast.store.objects.remote import SCHEMES, RemoteLimits, RemoteObjects
+from holdfast.store.objects.objects import (
+    REMOTE_SCHEMES,
+    ChunkHash,
+    ChunkKey,
+    ObjectExists,
+    Objects,
+)
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from holdfast.store.gc.leases import CommitPin, Job
     from holdfast.store.gc.references import References
 
@@ -100,6 +103,8 @@ class ChunkStore:
         """
         with self._lock:
             if self._read_threads is None:
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._read_threads = ThreadPoolExecutor(
                     self._settings.reader_threads, thread_name_prefix="read-ahead"
                 )
@@ -111,10 +116,9 @@ FORMAT_KEY = "store.json"
 DATABASE_FILE = "gc.sqlite"
 
 
-class StoreFormat(Settings):
-    """What `store.json` holds."""
+class StoreFormat(NamedTuple):
+    """What `store.json` holds, beside its format's version."""
 
-    format_version: int = FORMAT_VERSION
     store_id: str
     chunking: Chunking
 
@@ -268,18 +272,18 @@ class _StoreTarget:
         if not divider:
             self._folder = PurePath(url)
             self.objects = LocalObjects(self._folder, seam)
-        elif scheme in SCHEMES:
+        elif scheme in REMOTE_SCHEMES:
             if database is None:
                 raise BadInput(
                     "a store in a bucket needs a database",
                     hint="name one with `database`, such as postgresql://user@host/name",
                     path=url,
                 )
-            self.objects = RemoteObjects(url, seam, _limits(settings))
+            self.objects = _remote(url, seam, settings)
         else:
             raise BadInput(
                 f"a store cannot be at a {scheme}:// address",
-                hint=f"use a folder, or one of {', '.join(SCHEMES)}",
+                hint=f"use a folder, or one of {', '.join(REMOTE_SCHEMES)}",
                 path=url,
             )
         self._database = database
@@ -342,26 +346,32 @@ class _StoreTarget:
         if self._database is not None:
             return self._database
         assert self._folder is not None, "BUG: only a folder has a database of its own"
-        path = self._folder / DATABASE_FILE
-        return URL.create("sqlite", database=str(path)).render_as_string()
+        return f"sqlite:///{self._folder / DATABASE_FILE}"
 
 
-def _limits(settings: StoreSettings) -> RemoteLimits:
-    return RemoteLimits(
+def _remote(url: str, seam: Seam, settings: StoreSettings) -> Objects:
+    # The client of object stores is loaded by those who use it.
+    from holdfast.store.objects.remote import RemoteLimits, RemoteObjects
+
+    limits = RemoteLimits(
         settings.request_timeout_s, settings.retries, settings.retry_timeout_s, settings.connections
     )
+    return RemoteObjects(url, seam, limits)
 
 
 def _to_json(store_format: StoreFormat) -> bytes:
-    return store_format.model_dump_json(indent=2).encode() + b"\n"
+    fields = {"format_version": FORMAT_VERSION, "store_id": store_format.store_id}
+    whole = {**fields, "chunking": dataclasses.asdict(store_format.chunking)}
+    return json.dumps(whole, indent=2).encode() + b"\n"
 
 
 def _from_json(written: bytes, url: str) -> StoreFormat:
-    # The version alone at first: a later one may have fields that this model refuses, and then the
+    # The version alone at first: a later one may have fields that are not known here, and then the
     # message would be about them.
     try:
-        version = json.loads(written)["format_version"]
-    except (ValueError, KeyError, TypeError):
+        fields = json.loads(written)
+        version = fields.pop("format_version")
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(url) from None
     if version != FORMAT_VERSION:
         raise UnknownFormat(
@@ -370,9 +380,13 @@ def _from_json(written: bytes, url: str) -> StoreFormat:
             path=url,
         )
     try:
-        return StoreFormat.model_validate_json(written)
-    except ValidationError:
+        chunking = Chunking(**fields.pop("chunking"))
+        store_id = fields.pop("store_id")
+    except (ValueError, KeyError, TypeError):
         raise _damaged(url) from None
+    if fields or not isinstance(store_id, str):
+        raise _damaged(url)
+    return StoreFormat(store_id, chunking)
 
 
 def _damaged(url: str) -> Damaged:

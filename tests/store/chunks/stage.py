@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -31,10 +33,9 @@ def noise(size_bytes: int, seed: bytes = b"") -> bytes:
 
 
 @contextlib.contextmanager
-def new_store(folder: Path, **settings: object) -> Iterator[Store]:
+def new_store(folder: Path, **settings: Any) -> Iterator[Store]:
     """Create a store in a folder that does not exist."""
-    changed = StoreSettings.model_validate(SETTINGS.model_dump() | settings)
-    store = Store.create(str(folder), settings=changed)
+    store = Store.create(str(folder), settings=replace(SETTINGS, **settings))
     try:
         yield store
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_the_description_of_a_new_store_is_as_told() -> None:
     assert found is not None
     told = json.loads(found[1])
     assert told["format_version"] == FORMAT_VERSION
-    assert told["chunking"] == Chunking().model_dump()
+    assert told["chunking"] == asdict(Chunking())
 
 
 @pytest.mark.parametrize("data", [b"", b"words, " * 100, noise(500)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,7 @@ def test_what_is_fetched_ahead_is_bounded(store: Store) -> None:
     objects = FaultyObjects(store.objects)
     chunks = over(store, objects)
     ahead = 4
-    chunks._settings = store.settings.model_copy(
-        update={"prefetch_bytes": ahead * TINY.max_bytes, "cache_bytes": 0}
-    )
+    chunks._settings = replace(store.settings, prefetch_bytes=ahead * TINY.max_bytes, cache_bytes=0)
     data = iter(chunks.reader().read(refs))
     for number in range(1, len(refs) + 1):
         next(data)

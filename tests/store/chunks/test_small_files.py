@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -99,13 +100,13 @@ def test_a_file_that_is_not_small_is_refused() -> None:
 
 
 def test_a_pack_never_grows_beyond_a_chunk() -> None:
-    never = TINY.model_copy(update={"pack_spread_bytes": 2**60})
+    never = replace(TINY, pack_spread_bytes=2**60)
     packs = packed({b"%d" % n: noise(500, b"%d" % n) for n in range(100)}, never).packs
     assert [len(pack) for pack in packs.values()] == [4000] * 12 + [2000]
 
 
 def test_a_pack_has_a_bounded_number_of_files() -> None:
-    few = TINY.model_copy(update={"pack_files_max": 10})
+    few = replace(TINY, pack_files_max=10)
     packs = packed({b"%d" % n: b"%d" % n for n in range(100, 135)}, few).packs
     assert [len(pack) for pack in packs.values()] == [30, 30, 30, 15]
 

@@ -18,7 +18,7 @@ from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef
 from holdfast.store.store import Store
 
 # An orphan is one at once: nobody puts objects by hand here.
-GC = GcSettings(synchronous="off", orphan_grace_s=0.0).model_dump()
+GC = GcSettings(synchronous="off", orphan_grace_s=0.0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -105,8 +106,7 @@ def test_children_are_marked_before_their_parents(
 ) -> None:
     """A tree of three levels, in batches of any size, stored by several threads."""
     marks = spy_on_marks(store, monkeypatch)
-    changed = {"batch_chunks": batch_chunks, "writer_threads": 4}
-    store.chunks._settings = store.settings.model_copy(update=changed)
+    store.chunks._settings = replace(store.settings, batch_chunks=batch_chunks, writer_threads=4)
     children: dict[ChunkHash, list[ChunkHash]] = {}
     with store.references.open_job("tree") as job, store.chunks.writer(job) as writer:
         tops = []
@@ -143,7 +143,7 @@ def test_a_slow_child_holds_back_its_parent(store: Store) -> None:
     gate.inner.heal()
     gate.inner.strike("put", ObjectFaultKind.DELAYED)
     chunks = over(store, gate.inner)
-    chunks._settings = store.settings.model_copy(update={"batch_chunks": 1})
+    chunks._settings = replace(store.settings, batch_chunks=1)
     with store.references.open_job("job") as job, chunks.writer(job) as writer:
         child = writer.put(b"child")
         while gate.inner.calls().get("put", 0) < 1:
@@ -171,8 +171,9 @@ def test_memory_is_bounded_while_the_store_is_slow(store: Store) -> None:
 
     chunks = over(store, Counting(store.objects))
     limit_bytes = 32 * 1024
-    changed = {"max_in_flight_bytes": limit_bytes, "batch_bytes": 8 * 1024}
-    chunks._settings = store.settings.model_copy(update=changed)
+    chunks._settings = replace(
+        store.settings, max_in_flight_bytes=limit_bytes, batch_bytes=8 * 1024
+    )
     taken_bytes = worst_bytes = 0
 
     def stream() -> Iterator[bytes]:
@@ -192,7 +193,7 @@ def test_memory_is_bounded_while_the_store_is_slow(store: Store) -> None:
 
 def test_one_chunk_may_be_larger_than_the_bound(store: Store) -> None:
     chunks = over(store, store.objects)
-    chunks._settings = store.settings.model_copy(update={"max_in_flight_bytes": 1})
+    chunks._settings = replace(store.settings, max_in_flight_bytes=1)
     with store.references.open_job("job") as job, chunks.writer(job) as writer:
         for number in range(5):
             writer.put(noise(1000, b"%d" % number))
@@ -250,7 +251,7 @@ def test_a_lost_lease_ends_the_writer(store: Store) -> None:
 def test_a_lost_lease_cancels_what_waits_for_room(store: Store) -> None:
     gate = Gate(store.objects)
     chunks = over(store, gate.inner)
-    chunks._settings = store.settings.model_copy(update={"max_in_flight_bytes": 3000})
+    chunks._settings = replace(store.settings, max_in_flight_bytes=3000)
     job = store.references.open_job("job")
     writer = chunks.writer(job)
     for number in range(3):
@@ -311,7 +312,7 @@ def test_two_jobs_that_store_the_same_both_have_it(store: Store) -> None:
 
 def test_a_full_batch_does_not_wait_for_the_barrier(store: Store) -> None:
     chunks = over(store, store.objects)
-    chunks._settings = store.settings.model_copy(update={"batch_chunks": 3})
+    chunks._settings = replace(store.settings, batch_chunks=3)
     with store.references.open_job("job") as job, chunks.writer(job) as writer:
         for number in range(3):
             writer.put(b"%d" % number)

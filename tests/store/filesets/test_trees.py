@@ -23,8 +23,8 @@ from holdfast.store.filesets import (
     extract,
     put_tree,
 )
-from holdfast.store.filesets.extract import Restoring
 from holdfast.store.filesets.layer_builder import LayerBuilder
+from holdfast.store.filesets.restore import Restoring
 from holdfast.store.gc.leases import Job
 from holdfast.store.store import Store
 

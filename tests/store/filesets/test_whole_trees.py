@@ -26,8 +26,8 @@ from holdfast.errors import BadInput, StoreError
 from holdfast.seam.folders import Folder
 from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileSet, FileSetWriter, StoredTree, extract, put_tree
-from holdfast.store.filesets.extract import Restoring
 from holdfast.store.filesets.folder_reader import metadata_of
+from holdfast.store.filesets.restore import Restoring
 from holdfast.store.gc.leases import Job
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.objects.objects import ChunkHash

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
 from tests.store.chunks.stage import TINY, noise, over
 
 from holdfast.store.chunks.settings import StoreSettings
@@ -16,7 +15,6 @@ from holdfast.store.fsck.check import LocalEngine, check
 from holdfast.store.fsck.findings import FsckReport, StoreFinding
 from holdfast.store.fsck.repair import Repaired, check_and_repair
 from holdfast.store.fsck.tables import FsckSettings
-from holdfast.store.gc.database import chunk
 from holdfast.store.gc.leases import Job
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
@@ -67,16 +65,16 @@ class Damaged:
         engine = LocalEngine(self.store, self.scratch, limits)
         return check_and_repair(self.store, engine, limits, damaged)
 
-    def sql(self, statement: Any) -> None:
+    def sql(self, statement: str, **given: Any) -> None:
         """Change the database behind everybody's back."""
-        self.store.references.database.transact(lambda connection: connection.execute(statement))
+        self.store.references.database.transact(
+            lambda connection: connection.change(statement, **given)
+        )
 
-    def rows(self, table: Any) -> list[Any]:
+    def rows(self, table: str) -> list[dict[str, Any]]:
         """Return all rows of a table."""
-        return list(
-            self.store.references.database.read(
-                lambda connection: connection.execute(select(table)).mappings().all()
-            )
+        return self.store.references.database.read(
+            lambda connection: connection.named(f"SELECT * FROM {table}")
         )
 
     def key(self, hash_: ChunkHash) -> ChunkKey:
@@ -115,7 +113,7 @@ class Damaged:
 
     def known(self) -> list[ChunkKey]:
         """Return all generations that have a row."""
-        return sorted(ChunkKey(row["hash"], row["generation"]) for row in self.rows(chunk))
+        return sorted(ChunkKey(row["hash"], row["generation"]) for row in self.rows("gc_chunk"))
 
 
 @contextlib.contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import delete, update
 from tests.store.fsck.stage import LIMITS, Damaged
 from tests.store.fsck.ways import object_lost, row_lost, row_of_an_index_lost, wrong_holds
 
@@ -34,11 +34,10 @@ from holdfast.store.fsck.tables import (
     partition_of,
     prefixes_of,
 )
-from holdfast.store.gc.database import chunk, commit, edge
 
 
-def changed(**given: object) -> FsckSettings:
-    return LIMITS.model_copy(update=given)
+def changed(**given: Any) -> FsckSettings:
+    return replace(LIMITS, **given)
 
 
 def test_facts_that_do_not_fit_are_spilled_and_found_again(damaged: Damaged) -> None:
@@ -116,7 +115,7 @@ def test_facts_may_come_in_any_order_and_be_split_anyhow(damaged: Damaged) -> No
 
 
 def test_findings_are_bounded_and_the_rest_counted(damaged: Damaged) -> None:
-    damaged.sql(update(chunk).values(holds=5))
+    damaged.sql("UPDATE gc_chunk SET holds = 5")
     report = damaged.check(changed(findings_max=10))
     assert len(report.findings) == 10
     assert report.omitted == len(damaged.known()) - 10
@@ -143,9 +142,9 @@ def test_rounds_of_a_repair_are_bounded(damaged: Damaged) -> None:
     """The row of a commit comes back first; only then is it known which references it lacks."""
     number = damaged.commits.get("two").id
     row_of_an_index_lost(damaged)
-    damaged.sql(delete(commit).where(commit.c.id == number))
+    damaged.sql("DELETE FROM gc_commit WHERE id = :id", id=number)
     index = damaged.commits.get("one").layers[0].chunks[0]
-    damaged.sql(delete(edge).where(edge.c.source_id == index))
+    damaged.sql("DELETE FROM gc_edge WHERE source_id = :id", id=index)
     once = damaged.repair(changed(repair_rounds=1))
     assert len(once.repairs) == 1
     assert not once.after.ok

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -173,9 +174,7 @@ def test_a_commit_whose_root_is_lost_is_a_clear_error(damaged: Damaged) -> None:
 
 
 def test_an_object_younger_than_the_grace_is_left_to_the_collector(tmp_path: Path) -> None:
-    patient = SETTINGS.model_copy(
-        update={"gc": SETTINGS.gc.model_copy(update={"orphan_grace_s": 3600.0})}
-    )
+    patient = replace(SETTINGS, gc=replace(SETTINGS.gc, orphan_grace_s=3600.0))
     with filled_store(tmp_path, settings=patient) as damaged:
         [way] = [way for way in WAYS if way.name == "leaked_object"]
         expected = way.damage(damaged)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, table, update
 from tests.store.fsck.stage import FILES, LARGE, SETTINGS, Damaged, filled_store
 from tests.store.gc.stage import Died
 from tests.store.postgres import schema
@@ -16,14 +15,15 @@ from holdfast.errors import BadInput, CannotOpen, DatabaseLost
 from holdfast.seam import Seam
 from holdfast.store.fsck.repair import rebuild_database
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.database import chunk, commit, edge, meta
 from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.rebuild import RebuildReport
 from holdfast.store.store import Store
 
+SET_META = "UPDATE gc_meta SET number = :number WHERE name = :name"
+
 
 def edges(damaged: Damaged) -> set[tuple[Any, ...]]:
-    return {tuple(row.values()) for row in damaged.rows(edge)}
+    return {tuple(row.values()) for row in damaged.rows("gc_edge")}
 
 
 def reopened(damaged: Damaged, url: str, database: str | None = None) -> Damaged:
@@ -136,8 +136,8 @@ def test_a_database_of_another_store_is_not_taken(tmp_path: Path) -> None:
 def make_old(damaged: Damaged) -> None:
     """Let the database be one that never heard of the second commit."""
     number = damaged.commits.get("two").id
-    damaged.sql(delete(commit).where(commit.c.id == number))
-    damaged.sql(update(meta).where(meta.c.name == "last_number").values(number=number - 1))
+    damaged.sql("DELETE FROM gc_commit WHERE id = :id", id=number)
+    damaged.sql(SET_META, name="last_number", number=number - 1)
 
 
 def test_an_old_database_is_set_aside_on_postgres(tmp_path: Path, postgres_url: str) -> None:
@@ -153,7 +153,7 @@ def test_an_old_database_is_set_aside_on_postgres(tmp_path: Path, postgres_url: 
         with again.store:
             assert again.check().ok
             suffix = report.set_aside.partition("gc_…_")[2]
-            assert len(again.rows(table("gc_commit_" + suffix, commit.c.name._copy()))) == 1
+            assert len(again.rows("gc_commit_" + suffix)) == 1
 
 
 def test_an_old_database_that_somebody_has_open_stays_where_it_is(tmp_path: Path) -> None:
@@ -191,21 +191,21 @@ def test_a_collector_that_is_at_work_takes_nothing_of_a_rebuild(damaged: Damaged
     """It was opened before; half of the references make garbage of what the others need."""
     collector = Collector(damaged.store.references, damaged.store.objects)
     collector.collect()
-    damaged.sql(update(meta).where(meta.c.name == "rebuilding").values(number=1))
-    damaged.sql(delete(edge))
-    damaged.sql(update(chunk).values(refcount=0, holds=0))
+    damaged.sql(SET_META, name="rebuilding", number=1)
+    damaged.sql("DELETE FROM gc_edge")
+    damaged.sql("UPDATE gc_chunk SET refcount = 0, holds = 0")
     with pytest.raises(DatabaseLost):
         collector.collect()
-    assert all(row["removing"] is None for row in damaged.rows(chunk))
+    assert all(row["removing"] is None for row in damaged.rows("gc_chunk"))
 
 
 def test_an_old_copy_of_a_database_is_refused(damaged: Damaged) -> None:
     """All that was stored since would look like leaked objects."""
     key = damaged.file_chunk("one", "large")
-    damaged.sql(delete(edge).where(edge.c.hash == key.hash))
-    damaged.sql(delete(chunk).where(chunk.c.hash == key.hash))
+    damaged.sql("DELETE FROM gc_edge WHERE hash = :hash", hash=key.hash)
+    damaged.sql("DELETE FROM gc_chunk WHERE hash = :hash", hash=key.hash)
     damaged.commits.delete("two")
     damaged.commits.delete("one")
-    damaged.sql(update(meta).where(meta.c.name == "last_number").values(number=key.generation - 1))
+    damaged.sql(SET_META, name="last_number", number=key.generation - 1)
     with pytest.raises(DatabaseLost, match="never gave out"):
         damaged.check()

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqlalchemy import update
 from tests.store.chunks.stage import noise
 from tests.store.fsck.stage import Damaged, filled_store
 from tests.store.postgres import schema
@@ -17,7 +16,6 @@ from holdfast.store.fsck.check import LocalEngine, check
 from holdfast.store.fsck.findings import FindingKind
 from holdfast.store.fsck.tables import FsckSettings
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.database import job
 
 ROUNDS = 2
 # Between two rounds of a worker, so that the checks get their turn, too.
@@ -139,7 +137,7 @@ def test_a_slow_deleter_is_not_a_dead_one(damaged: Damaged) -> None:
     number = references.begin_delete_commit("two")
     assert damaged.check().ok
     assert damaged.repair().repairs == []
-    damaged.sql(update(job).values(lease_until=1.0))
+    damaged.sql("UPDATE gc_job SET lease_until = 1.0")
     [finding] = damaged.check().findings
     assert (finding.kind, finding.commit) == (FindingKind.COMMIT_UNFINISHED, "two")
     assert references.begin_delete_commit("two") == number  # another one takes over
@@ -147,7 +145,7 @@ def test_a_slow_deleter_is_not_a_dead_one(damaged: Damaged) -> None:
     damaged.commits.delete("two")
     Collector(references, damaged.store.objects).collect()
     assert damaged.check().ok
-    assert damaged.rows(job) == []
+    assert damaged.rows("gc_job") == []
 
 
 def test_a_commit_that_is_deleted_while_it_is_walked(damaged: Damaged) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, delete, insert, update
 from tests.store.fsck.stage import Damaged
 
 from holdfast.store.fsck.findings import FindingKind, source_words
 from holdfast.store.gc.commit_rows import commit_object_key
-from holdfast.store.gc.database import chunk, commit, edge
 from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND
+from holdfast.store.gc.tables import INSERT_EDGE, ONE_CHUNK
 from holdfast.store.gc.transitions import CommitState
 from holdfast.store.objects.objects import ChunkKey
 
@@ -27,8 +26,16 @@ class Way(NamedTuple):
     repairs: bool = True
 
 
-def _row(key: ChunkKey) -> tuple[ColumnElement[bool], ...]:
-    return (chunk.c.hash == key.hash, chunk.c.generation == key.generation)
+def _set(damaged: Damaged, key: ChunkKey, change: str) -> None:
+    damaged.sql(f"UPDATE gc_chunk SET {change} WHERE {ONE_CHUNK}", **key._asdict())
+
+
+def _lose_row(damaged: Damaged, key: ChunkKey) -> None:
+    damaged.sql(f"DELETE FROM gc_chunk WHERE {ONE_CHUNK}", **key._asdict())
+
+
+def _set_commit(damaged: Damaged, number: int, column: str, value: object) -> None:
+    damaged.sql(f"UPDATE gc_commit SET {column} = :value WHERE id = :id", value=value, id=number)
 
 
 def _users(
@@ -55,8 +62,11 @@ def leaked_object(damaged: Damaged) -> list[Said]:
 
 def leaked_row(damaged: Damaged) -> list[Said]:
     key = ChunkKey(damaged.root("one").hash[::-1], 3)  # type: ignore[arg-type]
-    values = {"size_bytes": 5, "uploaded": True, "refcount": 2, "holds": 1, "updated": 0.0}
-    damaged.sql(insert(chunk).values(hash=key.hash, generation=key.generation, **values))
+    damaged.sql(
+        "INSERT INTO gc_chunk (hash, generation, size_bytes, uploaded, refcount, holds, updated) "
+        "VALUES (:hash, :generation, 5, TRUE, 2, 1, 0.0)",
+        **key._asdict(),
+    )
     damaged.store.objects.put(key.object_key(), [b"bytes"])
     return [(FindingKind.LEAKED_ROW, key, "", "", "")]
 
@@ -68,8 +78,8 @@ def reference_from_no_commit(damaged: Damaged) -> list[Said]:
 
 def reference_from_no_job(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
-    damaged.sql(update(chunk).where(*_row(key)).values(holds=chunk.c.holds + 1))
-    damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount - 1))
+    _set(damaged, key, "holds = holds + 1")
+    _set(damaged, key, "refcount = refcount - 1")
     return _leaked_edge(damaged, key, "job", (99_999).to_bytes(8, "big"), 0)
 
 
@@ -93,8 +103,8 @@ def _leaked_edge(
     damaged: Damaged, key: ChunkKey, kind: str, source: bytes, generation: int
 ) -> list[Said]:
     named = {"source_kind": kind, "source_id": source, "source_generation": generation}
-    damaged.sql(insert(edge).values(hash=key.hash, generation=key.generation, **named))
-    damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount + 1))
+    damaged.sql(INSERT_EDGE, **key._asdict(), **named)
+    _set(damaged, key, "refcount = refcount + 1")
     return [(FindingKind.LEAKED_EDGE, key, "", "", source_words(kind, source, generation))]
 
 
@@ -102,25 +112,25 @@ def reference_to_nothing(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("one").id.to_bytes(8, "big")
     key = ChunkKey(bytes(32), 5)  # type: ignore[arg-type]
     named = {"source_kind": "mine", "source_id": number, "source_generation": 0}
-    damaged.sql(insert(edge).values(hash=key.hash, generation=key.generation, **named))
+    damaged.sql(INSERT_EDGE, **key._asdict(), **named)
     return [(FindingKind.LEAKED_EDGE, key, "", "", source_words("mine", number, 0))]
 
 
 def wrong_refcount(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
-    damaged.sql(update(chunk).where(*_row(key)).values(refcount=17))
+    _set(damaged, key, "refcount = 17")
     return [(FindingKind.WRONG_COUNT, key, "", "", "")]
 
 
 def refcount_of_nothing(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
-    damaged.sql(update(chunk).where(*_row(key)).values(refcount=0))
+    _set(damaged, key, "refcount = 0")
     return [(FindingKind.WRONG_COUNT, key, "", "", "")]
 
 
 def wrong_holds(damaged: Damaged) -> list[Said]:
     key = damaged.root("two")
-    damaged.sql(update(chunk).where(*_row(key)).values(holds=2))
+    _set(damaged, key, "holds = 2")
     return [(FindingKind.WRONG_COUNT, key, "", "", "")]
 
 
@@ -133,7 +143,7 @@ def missing_reference_of_a_chunk(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
     [source] = [
         (row["source_id"], row["source_generation"])
-        for row in damaged.rows(edge)
+        for row in damaged.rows("gc_edge")
         if row["hash"] == key.hash and row["source_kind"] == CHUNK_KIND
     ]
     return _missing_edge(damaged, key, CHUNK_KIND, *source)
@@ -142,18 +152,16 @@ def missing_reference_of_a_chunk(damaged: Damaged) -> list[Said]:
 def _missing_edge(
     damaged: Damaged, key: ChunkKey, kind: str, source: bytes, generation: int
 ) -> list[Said]:
-    gone = delete(edge).where(
-        edge.c.hash == key.hash, edge.c.source_kind == kind, edge.c.source_id == source
-    )
-    damaged.sql(gone)
-    damaged.sql(update(chunk).where(*_row(key)).values(refcount=chunk.c.refcount - 1))
+    gone = "DELETE FROM gc_edge WHERE hash = :hash AND source_kind = :kind AND source_id = :id"
+    damaged.sql(gone, hash=key.hash, kind=kind, id=source)
+    _set(damaged, key, "refcount = refcount - 1")
     words = source_words(kind, source, generation)
     return [(FindingKind.MISSING_EDGE, ChunkKey(key.hash, 0), "", "", words)]
 
 
 def row_lost(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
-    damaged.sql(delete(chunk).where(*_row(key)))
+    _lose_row(damaged, key)
     shown = ChunkKey(key.hash, 0)
     return [(FindingKind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
 
@@ -161,13 +169,13 @@ def row_lost(damaged: Damaged) -> list[Said]:
 def row_of_an_index_lost(damaged: Damaged) -> list[Said]:
     key = damaged.root("one")
     said = _users(damaged, FindingKind.MISSING_ROW, key, 0)
-    damaged.sql(delete(chunk).where(*_row(key)))
+    _lose_row(damaged, key)
     return said
 
 
 def chunk_dying_in_use(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
-    damaged.sql(update(chunk).where(*_row(key)).values(removing=1.0))
+    _set(damaged, key, "removing = 1.0")
     shown = ChunkKey(key.hash, 0)
     return [(FindingKind.MISSING_ROW, shown, name, "large", "") for name in ("one", "two")]
 
@@ -239,7 +247,7 @@ def index_cut_off(damaged: Damaged) -> list[Said]:
 
 def wrong_stored_size(damaged: Damaged) -> list[Said]:
     key = damaged.file_chunk("one", "large")
-    damaged.sql(update(chunk).where(*_row(key)).values(stored_bytes=5))
+    _set(damaged, key, "stored_bytes = 5")
     return [(FindingKind.DAMAGED_CHUNK, key, name, "large", "") for name in ("one", "two")]
 
 
@@ -260,19 +268,19 @@ def commit_object_differs(damaged: Damaged) -> list[Said]:
 
 def commit_row_differs(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("two").id
-    damaged.sql(update(commit).where(commit.c.id == number).values(record=b"\xff\xff"))
+    _set_commit(damaged, number, "record", b"\xff\xff")
     return [(FindingKind.COMMIT_DIFFERS, number, "two", "", "")]
 
 
 def commit_row_lost(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("two").id
-    damaged.sql(delete(commit).where(commit.c.id == number))
+    damaged.sql("DELETE FROM gc_commit WHERE id = :id", id=number)
     return [(FindingKind.COMMIT_ROW_MISSING, number, "two", "", "")]
 
 
 def commit_damaged(damaged: Damaged) -> list[Said]:
     number = damaged.commits.get("two").id
-    damaged.sql(update(commit).where(commit.c.id == number).values(record=b"\xff\xff"))
+    _set_commit(damaged, number, "record", b"\xff\xff")
     name = commit_object_key("two", number)
     damaged.store.objects.delete_many([name])
     damaged.store.objects.put(name, [b"\xff\xfe"])
@@ -289,7 +297,7 @@ def commit_half_deleted(damaged: Damaged) -> list[Said]:
 
 def _unfinished(damaged: Damaged, state: CommitState) -> list[Said]:
     number = damaged.commits.get("two").id
-    damaged.sql(update(commit).where(commit.c.id == number).values(state=state.value))
+    _set_commit(damaged, number, "state", state.value)
     return [(FindingKind.COMMIT_UNFINISHED, number, "two", "", "")]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -46,9 +47,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(batch_rows=st.sampled_from([1, 2, 1000]), batch_edges=st.sampled_from([1, 1000]))
     def begin(self, batch_rows: int, batch_edges: int) -> None:
-        bounds = {"batch_rows": batch_rows, "batch_edges": batch_edges, "delete_objects": 3}
+        bounded = replace(
+            SETTINGS, batch_rows=batch_rows, batch_edges=batch_edges, delete_objects=3
+        )
         url = self.stack.enter_context(type(self).new_url())
-        self.stage = self.stack.enter_context(staged(url, SETTINGS.model_copy(update=bounds)))
+        self.stage = self.stack.enter_context(staged(url, bounded))
         self.jobs = [self.stage.references.open_job(f"job {number}") for number in range(JOBS)]
 
     # Writers.

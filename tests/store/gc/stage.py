@@ -10,15 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import select, text
-
 from holdfast.errors import ObjectMissing, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.seam.clock import RealClock
 from holdfast.seam.holder import monotonic_name
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import CommitId, commit_object_key, parse_commit_key
-from holdfast.store.gc.database import chunk, commit, edge, job
 from holdfast.store.gc.leases import Job
 from holdfast.store.gc.limits import Shard
 from holdfast.store.gc.references import References
@@ -143,13 +140,11 @@ class Stage:
         self.references.close()
 
     def sql(self, statement: str) -> None:
-        self.references.database.transact(lambda connection: connection.execute(text(statement)))
+        self.references.database.transact(lambda connection: connection.change(statement))
 
-    def rows(self, table: Any) -> list[Any]:
-        return list(
-            self.references.database.read(
-                lambda connection: connection.execute(select(table)).mappings().all()
-            )
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return self.references.database.read(
+            lambda connection: connection.named(f"SELECT * FROM {table}")
         )
 
     def set_clock(self, seconds: float) -> None:
@@ -207,8 +202,8 @@ class Stage:
 
     def check(self) -> None:
         """Check everything that must be true at every moment."""
-        chunks = {ChunkKey(r["hash"], r["generation"]): r for r in self.rows(chunk)}
-        edges = self.rows(edge)
+        chunks = {ChunkKey(r["hash"], r["generation"]): r for r in self.rows("gc_chunk")}
+        edges = self.rows("gc_edge")
         refers: Counter[ChunkKey] = Counter()
         held: Counter[ChunkKey] = Counter()
         for one in edges:
@@ -241,7 +236,7 @@ class Stage:
             assert key.object_key() in self.objects.stored, "uploaded, and its object is gone"
 
     def _check_sources(self, edges: Sequence[Any], chunks: dict[ChunkKey, Any]) -> None:
-        numbers = {r["id"] for r in self.rows(job)} | {r["id"] for r in self.rows(commit)}
+        numbers = {r["id"] for r in self.rows("gc_job")} | {r["id"] for r in self.rows("gc_commit")}
         for one in edges:
             if one["source_kind"] == "chunk":
                 source = chunks.get(ChunkKey(one["source_id"], one["source_generation"]))
@@ -253,7 +248,7 @@ class Stage:
     def reachable(self) -> set[ChunkKey]:
         """Return all chunks that commits lead to."""
         outgoing: dict[tuple[str, bytes, int], list[ChunkKey]] = {}
-        for one in self.rows(edge):
+        for one in self.rows("gc_edge"):
             source = (one["source_kind"], one["source_id"], one["source_generation"])
             outgoing.setdefault(source, []).append(ChunkKey(one["hash"], one["generation"]))
         found: set[ChunkKey] = set()
@@ -269,13 +264,13 @@ class Stage:
         """I9, I13: exactly what commits lead to is there, in rows and in objects."""
         self.check()
         reachable = self.reachable()
-        rows = {ChunkKey(row["hash"], row["generation"]) for row in self.rows(chunk)}
+        rows = {ChunkKey(row["hash"], row["generation"]) for row in self.rows("gc_chunk")}
         assert rows == reachable, "I9: rows"
         stored = {key for name in self.objects.stored if (key := ChunkKey.parse(name))}
         assert stored == reachable, "I9: objects"
         named = {found for name in self.objects.stored if (found := parse_commit_key(name))}
-        assert named == {(row["name"], row["id"]) for row in self.rows(commit)}, "I9: commits"
-        size_bytes = sum(row["size_bytes"] for row in self.rows(chunk))
+        assert named == {(row["name"], row["id"]) for row in self.rows("gc_commit")}, "I9: commits"
+        size_bytes = sum(row["size_bytes"] for row in self.rows("gc_chunk"))
         listed = sum(one.size_bytes for one in self.objects.list("chunks/"))
         assert size_bytes == listed, "I13: bytes"
 

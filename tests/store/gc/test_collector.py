@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import event
 from tests.store.gc.stage import LEASE_S, SETTINGS, START_S, Died, Stage, staged
 from tests.support.clock import ManualClock
 
@@ -14,7 +16,7 @@ from holdfast.errors import DatabaseLost, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import commit_object_key
-from holdfast.store.gc.database import chunk, edge
+from holdfast.store.gc.connections import DatabaseConnection, DatabaseRow
 from holdfast.store.gc.limits import BURST_S, SHARDS_MAX, Shard
 from holdfast.store.gc.plan import FREED, HELD_BY_LAPSED, INTERRUPTED, NEVER_UPLOADED, UNREFERENCED
 from holdfast.store.gc.points import StorePoint
@@ -43,7 +45,7 @@ def test_nothing_is_collected_that_a_commit_leads_to(stage: Stage) -> None:
     report = stage.collector().collect()
     assert report.objects_deleted == 0
     stage.check_at_rest()
-    assert len(stage.rows(chunk)) == 9
+    assert len(stage.rows("gc_chunk")) == 9
 
 
 def test_a_deleted_commit_takes_its_tree_along(stage: Stage) -> None:
@@ -58,7 +60,7 @@ def test_a_deleted_commit_takes_its_tree_along(stage: Stage) -> None:
     assert report.batches <= 4
     assert max(len(keys) for keys in stage.objects.deletes) > 1
     stage.check_at_rest()
-    assert len(stage.rows(chunk)) == 9
+    assert len(stage.rows("gc_chunk")) == 9
 
 
 def test_a_shared_chunk_stays(stage: Stage) -> None:
@@ -100,14 +102,14 @@ def test_reserving_a_dying_chunk_takes_a_new_generation_at_once(stage: Stage) ->
     stage.dying.die_at = _moments_until(stage, StorePoint.DELETING)
     with pytest.raises(Died):
         stage.collector().collect()
-    (dying,) = stage.rows(chunk)
+    (dying,) = stage.rows("gc_chunk")
     assert dying["deleting"] is not None
     with stage.references.open_job("k") as job:
         stage.upload(job, b"a")
         stage.publish(job, "c", [A])
     stage.collector().collect()
     assert stage.has(A)
-    (row,) = stage.rows(chunk)
+    (row,) = stage.rows("gc_chunk")
     assert row["generation"] != dying["generation"]
     stage.check_at_rest()
 
@@ -190,7 +192,7 @@ def _moments_until(stage: Stage, point: StorePoint) -> int:
         StorePoint.DELETING,
     ]
     already = len(stage.dying.reached)
-    rows = stage.rows(chunk)
+    rows = stage.rows("gc_chunk")
     expected = [StorePoint.REMOVING, StorePoint.DELETING]
     if any(row["removing"] is not None for row in rows):
         expected = [StorePoint.DELETING]
@@ -290,7 +292,7 @@ def test_shards_split_the_work(stage: Stage) -> None:
     for shard in shards:
         mine = [hash_ for hash_ in hashes if shard.holds(hash_)]
         assert stage.collector(shard).collect().objects_deleted == len(mine)
-        left = {row["hash"] for row in stage.rows(chunk)}
+        left = {row["hash"] for row in stage.rows("gc_chunk")}
         assert not left & set(mine)
     stage.check_at_rest()
 
@@ -325,7 +327,7 @@ def test_what_is_no_shard_is_refused(words: str) -> None:
 
 
 def test_batches_are_bounded(database_url: str) -> None:
-    settings = SETTINGS.model_copy(update={"batch_rows": 7, "batch_edges": 5, "delete_objects": 3})
+    settings = replace(SETTINGS, batch_rows=7, batch_edges=5, delete_objects=3)
     with staged(database_url, settings) as stage:
         make_tree(stage, "c", leaves=6)
         stage.delete("c")
@@ -336,7 +338,7 @@ def test_batches_are_bounded(database_url: str) -> None:
 
 
 def test_leases_that_held_nothing_do_not_end_a_collection_early(database_url: str) -> None:
-    with staged(database_url, SETTINGS.model_copy(update={"batch_rows": 1})) as stage:
+    with staged(database_url, replace(SETTINGS, batch_rows=1)) as stage:
         *_, last = [stage.references.open_job(f"job {number}") for number in range(4)]
         stage.references.reserve_chunks(last, [(hash_of(b"a"), 1)])
         stage.come_to_rest()
@@ -359,9 +361,9 @@ class PatientCollector(Collector):
 @pytest.mark.parametrize(
     ("limit", "most"), [({"objects_per_s": 10.0}, 10), ({"bytes_per_s": 20}, 10)]
 )
-def test_deletes_keep_to_their_rate(tmp_path: Path, limit: dict[str, float], most: float) -> None:
+def test_deletes_keep_to_their_rate(tmp_path: Path, limit: dict[str, Any], most: float) -> None:
     """I12: in no second more than the limit and what the bucket had saved."""
-    settings = SETTINGS.model_copy(update=limit | {"delete_objects": 4})
+    settings = replace(SETTINGS, **(limit | {"delete_objects": 4}))
     with staged(f"sqlite:///{tmp_path}/gc.sqlite", settings) as stage:
         with stage.references.open_job("j") as job:
             for number in range(100):
@@ -396,34 +398,34 @@ def test_a_stopped_collector_leaves_what_it_began_for_the_next(stage: Stage) -> 
     stage.check_at_rest()
 
 
+def explained(connection: DatabaseConnection, statement: str) -> list[DatabaseRow]:
+    found: list[DatabaseRow] = connection.raw.execute(f"EXPLAIN QUERY PLAN {statement}").fetchall()
+    return found
+
+
 def test_garbage_is_found_without_looking_at_what_lives(tmp_path: Path) -> None:
     """The cost grows with the garbage: its queries use indexes that hold nothing else."""
     with staged(f"sqlite:///{tmp_path}/gc.sqlite") as stage:
         make_tree(stage)
         stage.delete("c")
-        asked: list[str] = []
-        engine = stage.references.database.engine
+        asked: set[str] = set()
+        database = stage.references.database
 
-        event.listen(
-            engine,
-            "before_cursor_execute",
-            lambda conn, cursor, statement, *rest: asked.append(statement),
-        )
+        def traced(connection: DatabaseConnection) -> None:
+            connection.raw.set_trace_callback(asked.add)
+
+        # One connection serves all: each goes back to where the next is taken from.
+        database.read(traced)
         stage.collector().collect()
-        scans = []
-        with engine.connect() as connection:
-            for statement in {
-                one for one in asked if one.startswith(("SELECT", "UPDATE", "DELETE"))
-            }:
-                count = statement.count("?")
-                plan = connection.exec_driver_sql(
-                    f"EXPLAIN QUERY PLAN {statement}", tuple([None] * count)
-                ).all()
-                scans += [
-                    (row[3], statement)
-                    for row in plan
-                    if row[3].startswith("SCAN") and "gc_chunk" in row[3] + statement
-                ]
+        statements = {one for one in asked if one.startswith(("SELECT", "UPDATE", "DELETE"))}
+        assert len(statements) > 5
+        plans = {one: database.read(partial(explained, statement=one)) for one in statements}
+        scans = [
+            (row[3], statement)
+            for statement, plan in plans.items()
+            for row in plan
+            if row[3].startswith("SCAN") and "gc_chunk" in row[3] + statement
+        ]
         unindexed = [(what, statement) for what, statement in scans if "USING" not in what]
         assert [one for one in unindexed if "gc_chunk" in one[0] or "gc_edge" in one[0]] == []
         assert any("gc_chunk_garbage" in what or "gc_chunk_dying" in what for what, _ in scans)
@@ -436,7 +438,7 @@ def test_a_plan_says_what_would_go_and_why(stage: Stage) -> None:
     scene(stage)
     stage.dying.die_at = None
     plan = stage.collector().plan()
-    before = {ChunkKey(row["hash"], row["generation"]) for row in stage.rows(chunk)}
+    before = {ChunkKey(row["hash"], row["generation"]) for row in stage.rows("gc_chunk")}
     totals = plan.totals()
     assert totals[UNREFERENCED][0] == 1
     assert totals[FREED][0] == 6
@@ -449,12 +451,12 @@ def test_a_plan_says_what_would_go_and_why(stage: Stage) -> None:
     stage.references.end_delete_commit(stage.references.begin_delete_commit("half deleted"))
     plan = stage.collector().plan()
     stage.collector().collect()
-    after = {ChunkKey(row["hash"], row["generation"]) for row in stage.rows(chunk)}
+    after = {ChunkKey(row["hash"], row["generation"]) for row in stage.rows("gc_chunk")}
     assert {one.key for one in plan.chunks} == before - after
 
 
 def test_a_plan_is_bounded(tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"plan_rows_max": 4})
+    settings = replace(SETTINGS, plan_rows_max=4)
     with staged(f"sqlite:///{tmp_path}/gc.sqlite", settings) as stage:
         make_tree(stage)
         stage.delete("c")
@@ -549,7 +551,7 @@ def test_deletes_name_only_what_is_deleting(stage: Stage) -> None:
     named: list[str] = []
 
     def delete_many(keys: list[str]) -> None:
-        rows = {ChunkKey(row["hash"], row["generation"]): row for row in stage.rows(chunk)}
+        rows = {ChunkKey(row["hash"], row["generation"]): row for row in stage.rows("gc_chunk")}
         for key in keys:
             parsed = ChunkKey.parse(key)
             assert parsed is not None
@@ -561,7 +563,7 @@ def test_deletes_name_only_what_is_deleting(stage: Stage) -> None:
     stage.objects.delete_many = delete_many  # type: ignore[assignment, method-assign]
     stage.collector().collect()
     assert len(named) == 9
-    assert stage.rows(edge) == []
+    assert stage.rows("gc_edge") == []
 
 
 def test_consider_marks_garbage_and_nothing_else(stage: Stage) -> None:

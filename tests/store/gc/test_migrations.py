@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from sqlalchemy import create_engine, inspect, text
-from sqlalchemy.engine import make_url
 from tests.store.gc.stage import SETTINGS
 
 from holdfast.errors import UnknownFormat
-from holdfast.store.gc.database import FORMAT_VERSION, metadata
+from holdfast.store.gc.connections import ConnectionPool, DatabaseAddress, DatabaseConnection
 from holdfast.store.gc.references import References
+from holdfast.store.gc.tables import FORMAT_VERSION, TABLE_NAMES
 from holdfast.store.objects.objects import ChunkKey, hash_of
 
 HASH = hash_of(b"stored long ago")
-DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
 # What version 1 made; {blob} and {double} are the database's own words.
 VERSION_1 = """
 CREATE TABLE gc_meta (name TEXT PRIMARY KEY, number BIGINT NOT NULL, words TEXT NOT NULL);
@@ -45,29 +45,40 @@ INSERT INTO gc_job VALUES (9, 'job', 'an old one', 1.0, 2.0, NULL)
 
 def make_old(url: str) -> None:
     """Fill an empty database with the tables of version 1, one chunk and one lease."""
-    parsed = make_url(url)
-    backend = parsed.get_backend_name()
-    words = {"blob": "BLOB", "double": "DOUBLE PRECISION"}
-    if backend == "postgresql":
-        words["blob"] = "BYTEA"
-    engine = create_engine(parsed.set(drivername=DRIVERS[backend]))
-    with engine.begin() as connection:
+    pool = ConnectionPool(DatabaseAddress.parse(url), SETTINGS, None)
+    words = {"blob": pool.dialect.blob, "double": "DOUBLE PRECISION"}
+    with pool.transaction(writes=True) as connection:
         for statement in VERSION_1.format(**words).split(";"):
-            connection.execute(text(statement))
-        row = "INSERT INTO gc_chunk VALUES (:hash, 7, 15, :yes, 1, 0, 1.0, NULL, NULL)"
-        connection.execute(text(row), {"hash": HASH, "yes": True})
-    engine.dispose()
+            connection.change(statement)
+        row = "INSERT INTO gc_chunk VALUES (:hash, 7, 15, TRUE, 1, 0, 1.0, NULL, NULL)"
+        connection.change(row, hash=HASH)
+    pool.close()
 
 
-def test_a_database_of_version_1_opens_and_becomes_todays(database_url: str) -> None:
+def columns_of(references: References) -> dict[str, set[str]]:
+    """Return the columns of every table."""
+
+    def ask(connection: DatabaseConnection) -> dict[str, set[str]]:
+        return {
+            table: {
+                column[0] for column in connection.raw.execute(f"SELECT * FROM {table}").description
+            }
+            for table in TABLE_NAMES
+        }
+
+    return references.database.read(ask)
+
+
+def test_a_database_of_version_1_opens_and_becomes_todays(
+    database_url: str, tmp_path: Path
+) -> None:
     make_old(database_url)
+    with References(f"sqlite:///{tmp_path}/new.sqlite", settings=SETTINGS) as new:
+        todays = columns_of(new)
     for _ in range(2):
         with References(database_url, settings=SETTINGS, store_id="here", create=False) as opened:
             assert opened.resolve([HASH]) == {HASH: ChunkKey(HASH, 7)}
-            found = inspect(opened.database.engine)
-            for table in metadata.tables.values():
-                columns = {one["name"] for one in found.get_columns(table.name)}
-                assert columns == set(table.columns.keys()), table.name
+            assert columns_of(opened) == todays
             with opened.open_job("goes on") as job:
                 assert opened.reserve_chunks(job, [(HASH, 15)]) == [(ChunkKey(HASH, 7), False)]
 
@@ -75,6 +86,6 @@ def test_a_database_of_version_1_opens_and_becomes_todays(database_url: str) -> 
 def test_a_database_of_a_later_version_is_refused(database_url: str) -> None:
     with References(database_url, settings=SETTINGS) as opened:
         later = f"UPDATE gc_meta SET number = {FORMAT_VERSION + 1} WHERE name = 'format_version'"
-        opened.database.transact(lambda connection: connection.execute(text(later)))
+        opened.database.transact(lambda connection: connection.change(later))
     with pytest.raises(UnknownFormat, match="or a newer one"):
         References(database_url, settings=SETTINGS)

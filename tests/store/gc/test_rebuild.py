@@ -12,7 +12,7 @@ from holdfast.errors import BadInput, DatabaseLost, ObjectMissing
 from holdfast.seam import Seam
 from holdfast.store.gc.collector import Collector
 from holdfast.store.gc.commit_rows import commit_object_key
-from holdfast.store.gc.database import REBUILD_NUMBER_STEP, chunk, edge
+from holdfast.store.gc.database import REBUILD_NUMBER_STEP
 from holdfast.store.gc.rebuild import Resolve, WalkedChunk, rebuild, release_quarantine
 from holdfast.store.gc.references import References
 from holdfast.store.objects.objects import ChunkKey, hash_of
@@ -55,8 +55,9 @@ def fill(stage: Stage) -> None:
 
 
 def edges_of(references: References) -> set[tuple[object, ...]]:
-    rows = references.database.read(lambda connection: connection.execute(edge.select()).all())
-    return {tuple(row) for row in rows}
+    return set(
+        references.database.read(lambda connection: connection.rows("SELECT * FROM gc_edge"))
+    )
 
 
 def rebuilt(url: str, objects: MemoryObjects, seam: Seam | None = None) -> object:
@@ -87,7 +88,7 @@ def test_references_are_the_same_as_before(stage: Stage, database_url: str) -> N
     with References(url, settings=SETTINGS) as references:
         assert edges_of(references) == edges_of(stage.references)
         assert [row.name for row in references.commits()] == ["leaf", "tree"]
-        highest = max(row["generation"] for row in stage.rows(chunk))
+        highest = max(row["generation"] for row in stage.rows("gc_chunk"))
         assert min(references.database.numbers(3)) > REBUILD_NUMBER_STEP > highest
         Collector(references, stage.objects).collect()
         Collector(references, stage.objects).sweep()

@@ -6,13 +6,12 @@ import sqlite3
 from pathlib import Path, PurePath
 
 import pytest
-from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError
 
 from holdfast.errors import DiskFull
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import BLOCK_BYTES, SimulatedCrash, SimulatedDisk
+from holdfast.store.gc.connections import DatabaseConnection
 from holdfast.store.gc.database import Database
 from holdfast.store.gc.reserve import MARGIN_BYTES, SUFFIX, DatabaseReserve, ReservePoint
 from holdfast.store.gc.settings import GcSettings
@@ -92,8 +91,8 @@ def test_whatever_happens_at_a_step_the_next_one_makes_it(
     assert [entry.name for entry in after.list(DATABASE.parent)] == [again.path.name]
 
 
-def full(_: Connection) -> None:
-    raise OperationalError("INSERT", {}, sqlite3.OperationalError("database or disk is full"))
+def full(_: DatabaseConnection) -> None:
+    raise sqlite3.OperationalError("database or disk is full")
 
 
 def test_a_transaction_that_frees_is_tried_again_in_its_blocks(tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def test_a_transaction_that_frees_is_tried_again_in_its_blocks(tmp_path: Path) -
     database.reserve.need()
     path = tmp_path / f"gc.sqlite{SUFFIX}"
 
-    def work(connection: Connection) -> str:
+    def work(connection: DatabaseConnection) -> str:
         if path.exists():
             full(connection)
         return "done"

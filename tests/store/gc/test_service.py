@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ A, B, C = (hash_of(name) for name in (b"a", b"b", b"c"))
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     # A collector that rests for ever, unless it is woken.
-    settings = SETTINGS.model_copy(update={"collect_every_s": 3600.0})
+    settings = replace(SETTINGS, collect_every_s=3600.0)
     with staged(f"sqlite:///{tmp_path}/gc.sqlite", settings) as opened:
         yield opened
 

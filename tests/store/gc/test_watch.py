@@ -13,7 +13,6 @@ from tests.store.gc.stage import LEASE_S, Stage
 
 from holdfast.errors import LeaseLost
 from holdfast.seam.holder import Holder, is_dead, this_process
-from holdfast.store.gc.database import job
 from holdfast.store.gc.leases import QUARANTINE_JOB
 from holdfast.store.gc.watch import LeaseVerdict
 from holdfast.store.objects.objects import hash_of
@@ -151,7 +150,7 @@ def test_a_lease_at_work_is_ended_by_hand_only_by_who_is_sure(stage: Stage) -> N
     found = stage.references.end_lease(opened.id)
     assert found is not None
     assert found.verdict is LeaseVerdict.AT_WORK
-    assert len(stage.rows(job)) == 1
+    assert len(stage.rows("gc_job")) == 1
     assert stage.references.end_lease(opened.id, sure=True) == found
     with pytest.raises(LeaseLost):
         stage.publish(opened, "c", [A])
@@ -163,4 +162,4 @@ def test_a_lease_at_work_is_ended_by_hand_only_by_who_is_sure(stage: Stage) -> N
 def test_the_quarantine_of_a_rebuild_is_not_ended_by_hand(stage: Stage) -> None:
     opened = stage.references.open_job(QUARANTINE_JOB)
     assert stage.references.end_lease(opened.id, sure=True) is None
-    assert len(stage.rows(job)) == 1
+    assert len(stage.rows("gc_job")) == 1

@@ -30,7 +30,7 @@ from holdfast.operate.cli.base.output import (
     size,
 )
 from holdfast.operate.cli.base.target import Target, store_options
-from holdfast.operate.cli.base.work import stop_on_signals, wait_for_signal
+from holdfast.operate.cli.base.work import spare_the_collector, stop_on_signals, wait_for_signal
 
 if TYPE_CHECKING:
     from holdfast.store.gc.collector import Collector
@@ -59,6 +59,7 @@ def command() -> None:
     Works beside writers and readers, and beside other collectors. `plan` shows what would go, `run`
     does it once, `serve` does it always and answers over gRPC.
     """
+    spare_the_collector()
 
 
 @command.command("plan")

@@ -37,6 +37,7 @@ from holdfast.operate.cli.base.work import (
     BYTES_PER_MB,
     engine_option,
     progress,
+    spare_the_collector,
     spark_session,
     stop_on_signals,
 )
@@ -58,6 +59,7 @@ def command() -> None:
     A store is a folder, or a bucket with a database beside it. `holdfast files` works with its
     files; `holdfast gc` collects what nothing refers to any more.
     """
+    spare_the_collector()
 
 
 @command.command("create")
@@ -90,7 +92,7 @@ def info_command(chosen: Target, as_json: bool) -> None:
             "plain_bytes": {
                 state.value: totals.size_bytes for state, totals in found.states.items()
             },
-            "chunking": chunking.model_dump(),
+            "chunking": dataclasses.asdict(chunking),
         }
     if as_json:
         print_json(fields)

@@ -13,7 +13,6 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import BadInput, Damaged, ObjectMissing
@@ -21,6 +20,8 @@ from holdfast.store.chunks.codec import decode
 from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, Objects, hash_of
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
     from holdfast.store.gc.leases import CommitPin
     from holdfast.store.gc.references import References
 

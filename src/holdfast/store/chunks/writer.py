@@ -22,13 +22,11 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from blake3 import blake3
-from pyfastcdc import FastCDC
 
 from holdfast.errors import BadInput
 from holdfast.seam.process import bind_to_process
@@ -37,6 +35,7 @@ from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, Objects, hash_of
 
 if TYPE_CHECKING:
+    from pyfastcdc import FastCDC
     from typing_extensions import Buffer
 
     from holdfast.store.gc.leases import Job
@@ -52,6 +51,8 @@ def cut(stream: Iterable[Buffer], chunking: Chunking) -> Iterator[memoryview]:
 
     A chunk is a view of a buffer that is not changed any more, but may be as large as a window.
     """
+    from pyfastcdc import FastCDC  # needed by those who store, not by all who open a store
+
     window_bytes = WINDOW_CHUNKS * chunking.max_bytes
     cutter = FastCDC(
         chunking.average_bytes, min_size=chunking.min_bytes, max_size=chunking.max_bytes
@@ -142,6 +143,8 @@ class ChunkWriter:
         self._job = job
         self._chunking = chunking
         self._settings = settings
+        from concurrent.futures import ThreadPoolExecutor
+
         self._threads = ThreadPoolExecutor(settings.writer_threads, thread_name_prefix="chunks")
         # Guards everything below; notified whenever a batch is done.
         self._changed = threading.Condition()

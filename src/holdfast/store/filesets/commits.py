@@ -22,12 +22,12 @@ from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import LEVEL_FACTOR, Compact, compact
 from holdfast.store.filesets.reachable import Reached, Use, children_of, index_range, walk_below
 from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
-from holdfast.store.gc.rebuild import Resolve, Walk, WalkedChunk
 from holdfast.store.gc.transitions import CommitState
 from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, Objects
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
+    from holdfast.store.gc.rebuild import Resolve, Walk, WalkedChunk
     from holdfast.store.store import Store
 
 RECORD_VERSION = 1
@@ -296,6 +296,7 @@ def roots_of(commit: Commit) -> list[Reached]:
 
 def walk_record(objects: Objects) -> Walk:
     """Return how a rebuild walks commits: every chunk once that is a root, or refers to others."""
+    from holdfast.store.gc.rebuild import WalkedChunk
 
     def walk(record: bytes, resolve: Resolve) -> Iterator[WalkedChunk]:
         commit = parse_record(record, 0)

@@ -21,13 +21,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
-from sqlalchemy import Connection, Select, select, tuple_
 
 from holdfast.store.filesets.commits import Commit, roots_of
 from holdfast.store.filesets.reachable import Reached, Use, walk_below
@@ -56,9 +55,11 @@ from holdfast.store.fsck.tables import (
     source_prefix,
 )
 from holdfast.store.gc.commit_rows import CommitId
-from holdfast.store.gc.database import Database, chunk, commit, edge, job
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database
 from holdfast.store.gc.references_sql import COMMIT_KIND, ReferenceSource
 from holdfast.store.gc.sweep import pages
+from holdfast.store.gc.tables import CHUNK_COLUMNS, EDGE_COLUMNS
 from holdfast.store.gc.transitions import state_of
 from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkHash, ChunkKey, Objects, StoredObject
 from holdfast.store.store import Store
@@ -109,22 +110,23 @@ def children_facts(
 
 def row_facts(database: Database, prefixes: range, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of chunks whose hashes begin so."""
-    asked = select(chunk).where(chunk.c.hash >= bytes([prefixes.start]))
-    if prefixes.stop < PREFIXES:
-        asked = asked.where(chunk.c.hash < bytes([prefixes.stop]))
-    for rows in _keyset(database, asked, (chunk.c.hash, chunk.c.generation), batch_rows):
+    before = bytes([prefixes.stop]) if prefixes.stop < PREFIXES else None
+    begin = (bytes([prefixes.start]), -1)
+    for rows in _keyset(database, "gc_chunk", CHUNK_COLUMNS, begin, batch_rows, before):
         columns: Columns = {
             name: [row[name] for row in rows]
-            for name in ("hash", "generation", "refcount", "holds", "uploaded", "stored_bytes")
+            for name in ("hash", "generation", "refcount", "holds", "stored_bytes")
         }
+        columns["uploaded"] = [bool(row["uploaded"]) for row in rows]
         columns["state"] = [state_of(row).value for row in rows]
         yield facts(FactTable.ROW, [row["hash"][0] for row in rows], columns)
 
 
 def edge_facts(database: Database, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield all references, each twice: by what it refers to, and by who refers."""
-    for rows in _keyset(database, select(edge), tuple(edge.c), batch_rows):
-        columns = {name: [row[name] for row in rows] for name in edge.c.keys()}  # noqa: SIM118
+    begin = ("", b"", -1, b"", -1)
+    for rows in _keyset(database, "gc_edge", EDGE_COLUMNS, begin, batch_rows):
+        columns = {name: [row[name] for row in rows] for name in EDGE_COLUMNS}
         yield facts(FactTable.EDGE_TO, [row["hash"][0] for row in rows], columns)
         prefixes = [source_prefix(row["source_kind"], row["source_id"]) for row in rows]
         yield facts(FactTable.EDGE_FROM, prefixes, columns)
@@ -135,9 +137,9 @@ def source_facts(
 ) -> pa.RecordBatch:
     """Return the commits, jobs and pins that exist; commits that can be restored count, too."""
 
-    def ask(connection: Connection) -> list[tuple[str, int]]:
-        jobs = connection.execute(select(job.c.kind, job.c.id)).all()
-        commits = connection.execute(select(commit.c.id)).scalars()
+    def ask(connection: DatabaseConnection) -> list[tuple[str, int]]:
+        jobs = connection.rows("SELECT kind, id FROM gc_job")
+        commits = connection.values("SELECT id FROM gc_commit")
         return [(kind, number) for kind, number in jobs] + [(COMMIT_KIND, n) for n in commits]
 
     known = database.read(ask) + [(COMMIT_KIND, number) for number in restorable]
@@ -182,23 +184,38 @@ def _source_columns(sources: Sequence[ReferenceSource]) -> Columns:
 
 
 def _keyset(
-    database: Database, asked: Select[Any], key: tuple[Any, ...], batch_rows: int
-) -> Iterator[Sequence[Any]]:
+    database: Database,
+    table: str,
+    columns: Sequence[str],
+    begin: tuple[object, ...],
+    batch_rows: int,
+    before: bytes | None = None,
+) -> Iterator[Sequence[dict[str, Any]]]:
     """Yield rows in order of their key, in short transactions that each go on behind the last.
+
+    The key is the first columns, as many as `begin` has, which sorts before all; `before` ends it.
 
     Not by OFFSET, which counts through all rows before it each time; and not by one long cursor,
     whose transaction would keep SQLite from emptying its log for as long as the check takes.
     """
-    ordered = asked.order_by(*key).limit(batch_rows)
-    page = ordered
-    while rows := database.read(partial(_mappings, asked=page)):
+    key = columns[: len(begin)]
+    places = ", ".join(f":last_{name}" for name in key)
+    end = "" if before is None else f" AND {key[0]} < :before"
+    asked = (
+        f"SELECT {', '.join(columns)} FROM {table} WHERE ({', '.join(key)}) > ({places}){end} "
+        f"ORDER BY {', '.join(key)} LIMIT :rows"
+    )
+    given: dict[str, Any] = {"rows": batch_rows, "before": before}
+    given |= {f"last_{name}": value for name, value in zip(key, begin, strict=True)}
+    while rows := database.read(partial(_page, asked=asked, given=given)):
         yield rows
-        last = [rows[-1][column.name] for column in key]
-        page = ordered.where(tuple_(*key) > tuple_(*last))
+        given = {**given, **{f"last_{name}": rows[-1][name] for name in key}}
 
 
-def _mappings(connection: Connection, asked: Select[Any]) -> Sequence[Any]:
-    return connection.execute(asked).mappings().all()
+def _page(
+    connection: DatabaseConnection, asked: str, given: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    return connection.named(asked, **given)
 
 
 class ChunkUse(NamedTuple):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
-
 from holdfast.errors import Damaged, ObjectMissing, UnknownFormat
 from holdfast.store.filesets.commits import Commit, parse_record
 from holdfast.store.fsck.findings import FindingKind, StoreFinding
@@ -23,7 +21,6 @@ from holdfast.store.gc.commit_rows import (
     parse_commit_key,
     row_of,
 )
-from holdfast.store.gc.database import commit, job
 from holdfast.store.gc.references import References
 from holdfast.store.gc.transitions import CommitState
 from holdfast.store.objects.objects import Objects
@@ -91,11 +88,10 @@ def is_abandoned(references: References, row: CommitRow) -> bool:
         return False
     database = references.database
     at_work = (
-        select(job.c.id)
-        .join(commit, commit.c.job_id == job.c.id)
-        .where(commit.c.id == row.id, job.c.ended.is_(None), job.c.lease_until >= database.now)
+        "SELECT gc_job.id FROM gc_job JOIN gc_commit ON gc_commit.job_id = gc_job.id "
+        "WHERE gc_commit.id = :id AND gc_job.ended IS NULL AND gc_job.lease_until >= :now"
     )
-    return database.read(lambda connection: connection.execute(at_work).first()) is None
+    return database.read(lambda connection: connection.row(at_work, id=row.id)) is None
 
 
 def _check_row(

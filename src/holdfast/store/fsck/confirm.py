@@ -20,15 +20,20 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, case, func, select
-
 from holdfast.errors import Damaged, ObjectMissing
 from holdfast.store.fsck.findings import FindingKind, StoreFinding, parse_source
 from holdfast.store.gc.commit_rows import CommitId, row_of
-from holdfast.store.gc.database import Database, chunk, edge, slices
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database, slices
 from holdfast.store.gc.references import References
-from holdfast.store.gc.references_sql import CHUNK_KIND, COMMIT_KIND, ReferenceSource, locked_rows
-from holdfast.store.gc.transitions import JobKind
+from holdfast.store.gc.references_sql import (
+    CHUNK_KIND,
+    COMMIT_KIND,
+    ReferenceSource,
+    locked_rows,
+    of_source,
+)
+from holdfast.store.gc.tables import OF_SOURCE, ONE_CHUNK
 from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects
 
 
@@ -142,47 +147,39 @@ def source_exists(references: References, source: ReferenceSource) -> bool:
         return row_of(references.database, CommitId(int.from_bytes(source.id, "big"))) is not None
     assert source.kind == CHUNK_KIND, "BUG: only commits and chunks are walked"
     row = _row(references.database, ChunkKey(ChunkHash(source.id), source.generation))
-    return row is not None and row["uploaded"] and row["deleting"] is None
+    return row is not None and bool(row["uploaded"]) and row["deleting"] is None
 
 
 def has_edge(database: Database, source: ReferenceSource, target: ChunkKey) -> bool:
     """Whether a source refers to a chunk; with generation 0, to any generation of it."""
-    asked = select(edge.c.hash).where(*of_source(source), edge.c.hash == target.hash)
+    asked = f"SELECT hash FROM gc_edge WHERE {OF_SOURCE} AND hash = :hash"
     if target.generation:
-        asked = asked.where(edge.c.generation == target.generation)
-    return database.read(lambda connection: connection.execute(asked).first()) is not None
-
-
-def of_source(source: ReferenceSource) -> list[Any]:
-    """Return what is true of the references of a source."""
-    return [
-        edge.c.source_kind == source.kind,
-        edge.c.source_id == source.id,
-        edge.c.source_generation == source.generation,
-    ]
+        asked += " AND generation = :generation"
+    given = {**of_source(source), **target._asdict()}
+    return database.read(lambda connection: connection.row(asked, **given)) is not None
 
 
 def true_counts(
-    connection: Connection, hashes: Iterable[ChunkHash]
+    connection: DatabaseConnection, hashes: Iterable[ChunkHash]
 ) -> dict[ChunkKey, tuple[int, int]]:
     """Return how many references and holds there are, by generation; none where there are none.
 
     References are kept by who refers, so this looks at all of them.
     """
-    holds = func.sum(case((edge.c.source_kind == JobKind.JOB.value, 1), else_=0))
     asked = (
-        select(edge.c.hash, edge.c.generation, func.count(), holds)
-        .where(edge.c.hash.in_(sorted(set(hashes))))
-        .group_by(edge.c.hash, edge.c.generation)
+        "SELECT hash, generation, count(*), sum(CASE WHEN source_kind = 'job' THEN 1 ELSE 0 END) "
+        "FROM gc_edge WHERE hash IN :hashes GROUP BY hash, generation"
     )
+    if not (wanted := sorted(set(hashes))):
+        return {}
     return {
         ChunkKey(ChunkHash(hash_), generation): (int(count) - int(held), int(held))
-        for hash_, generation, count, held in connection.execute(asked)
+        for hash_, generation, count, held in connection.rows(asked, hashes=wanted)
     }
 
 
 def wrong_counts(
-    connection: Connection, database: Database, hashes: Sequence[ChunkHash]
+    connection: DatabaseConnection, database: Database, hashes: Sequence[ChunkHash]
 ) -> dict[ChunkKey, str]:
     """Return the rows among these that count wrongly, and how, under their locks."""
     rows = locked_rows(database, connection, hashes)
@@ -202,6 +199,7 @@ def wrong_counts(
     return wrong
 
 
-def _row(database: Database, key: ChunkKey) -> Any:
-    asked = select(chunk).where(chunk.c.hash == key.hash, chunk.c.generation == key.generation)
-    return database.read(lambda connection: connection.execute(asked).mappings().first())
+def _row(database: Database, key: ChunkKey) -> dict[str, Any] | None:
+    asked = f"SELECT uploaded, deleting FROM gc_chunk WHERE {ONE_CHUNK}"
+    found = database.read(lambda connection: connection.named(asked, **key._asdict()))
+    return found[0] if found else None

@@ -10,33 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from sqlalchemy import (
-    Connection,
-    Delete,
-    Table,
-    bindparam,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
-
 from holdfast.store.filesets.commits import Commit, roots_of
-from holdfast.store.fsck.confirm import of_source, true_counts
-from holdfast.store.gc.commit_rows import CommitId
-from holdfast.store.gc.database import Database, chunk, commit, edge, job, slices
+from holdfast.store.fsck.confirm import true_counts
+from holdfast.store.gc.commit_rows import CommitId, insert_row
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database, slices
 from holdfast.store.gc.references import References
 from holdfast.store.gc.references_sql import (
     CHUNK_KIND,
     COMMIT_KIND,
+    DELETE_EDGE,
     Generations,
+    Reference,
     ReferenceSource,
     current,
+    edge_columns,
     existing,
     locked_rows,
     take_step,
 )
+from holdfast.store.gc.tables import INSERT_EDGE, ONE_CHUNK
 from holdfast.store.gc.transitions import LOSE, CommitState, JobKind, allows
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
@@ -59,9 +52,9 @@ class RepairTransactions:
     def drop_edge(self, source: ReferenceSource, target: ChunkKey) -> None:
         """Take away a reference that nobody makes."""
 
-        def drop(connection: Connection) -> None:
+        def drop(connection: DatabaseConnection) -> None:
             locked_rows(self._database, connection, [target.hash])
-            connection.execute(_edge(source, target))
+            _drop_edge(connection, source, target)
             self._recount(connection, [target.hash])
 
         self._database.transact(drop)
@@ -73,12 +66,12 @@ class RepairTransactions:
         go of it: a job may store what it holds, and this generation is never to be stored again.
         """
 
-        def lose(connection: Connection) -> None:
+        def lose(connection: DatabaseConnection) -> None:
             row = self._locked(connection, key.hash).get(key.generation)
             if row is not None and allows(LOSE, row):
                 for source, generation in _sources(connection, key.hash):
                     if source.kind == JobKind.JOB and generation == key.generation:
-                        connection.execute(_edge(source, key))
+                        _drop_edge(connection, source, key)
                 take_step(self._database, connection, LOSE, {key: 1})
 
         self._database.transact(lose)
@@ -86,59 +79,58 @@ class RepairTransactions:
     def move_edges(self, hash_: ChunkHash) -> None:
         """Let references to generations that are gone name the one that is stored."""
 
-        def move(connection: Connection) -> None:
+        def move(connection: DatabaseConnection) -> None:
             stored = current(self._locked(connection, hash_))
             if stored is None:
                 return
             for source, generation in _sources(connection, hash_):
                 if source.kind != JobKind.JOB and generation != stored:
-                    connection.execute(_edge(source, ChunkKey(hash_, generation)))
+                    _drop_edge(connection, source, ChunkKey(hash_, generation))
                     self._add_edges(connection, source, [hash_])
 
         self._database.transact(move)
 
     def note_size(self, key: ChunkKey, size_bytes: int) -> None:
         """Say how large the object of a chunk is, which was read and is whole."""
-        noted = update(chunk).where(chunk.c.hash == key.hash, chunk.c.generation == key.generation)
-        sized = noted.values(stored_bytes=size_bytes)
-        self._database.transact(lambda connection: connection.execute(sized))
+        noted = f"UPDATE gc_chunk SET stored_bytes = :stored_bytes WHERE {ONE_CHUNK}"
+        given = {**key._asdict(), "stored_bytes": size_bytes}
+        self._database.transact(lambda connection: connection.change(noted, **given))
 
     def children(self, hash_: ChunkHash) -> list[ChunkHash]:
         """Return what any generation of a chunk refers to."""
-        asked = select(edge.c.hash).where(
-            edge.c.source_kind == CHUNK_KIND, edge.c.source_id == hash_
-        )
-        found = self._database.read(lambda connection: connection.execute(asked).scalars().all())
+        asked = "SELECT hash FROM gc_edge WHERE source_kind = 'chunk' AND source_id = :hash"
+        found = self._database.read(lambda connection: connection.values(asked, hash=hash_))
         return sorted({ChunkHash(child) for child in found})
 
     def restore_commit(self, restored: Commit, record: bytes) -> bool:
         """Give a commit its row back; False if its name is taken, or what it needs is gone."""
 
-        def restore(connection: Connection) -> bool:
+        def restore(connection: DatabaseConnection) -> bool:
             # A name that has been given to another commit since is not taken away from it.
-            named = select(func.count()).where(
-                (commit.c.id == restored.id)
-                | (commit.c.name == restored.name) & (commit.c.state != CommitState.DELETING.value)
+            named = (
+                "SELECT 1 FROM gc_commit "
+                "WHERE id = :id OR (name = :name AND state <> 'deleting') LIMIT 1"
             )
-            if connection.execute(named).scalar_one():
+            if connection.row(named, id=restored.id, name=restored.name) is not None:
                 return False
             source = ReferenceSource.numbered(COMMIT_KIND, restored.id)
             hashes = list({root.hash for root in roots_of(restored)})
             if not self._add_edges(connection, source, hashes):
                 return False
-            columns = {"id": restored.id, "name": restored.name, "record": record, "job_id": 0}
-            state = {"state": CommitState.PUBLISHED.value, "created": self._database.now}
-            connection.execute(insert(commit).values(**columns, **state))
+            state = CommitState.PUBLISHED
+            insert_row(connection, restored.id, restored.name, record, state, job_id=0)
             return True
 
         return self._database.transact(restore)
 
     def replace_record(self, number: CommitId, record: bytes) -> None:
         """Let a commit's row hold what its object does."""
-        replaced = update(commit).where(commit.c.id == number).values(record=record)
-        self._database.transact(lambda connection: connection.execute(replaced))
+        replaced = "UPDATE gc_commit SET record = :record WHERE id = :id"
+        self._database.transact(
+            lambda connection: connection.change(replaced, record=record, id=number)
+        )
 
-    def _locked(self, connection: Connection, hash_: ChunkHash) -> Generations:
+    def _locked(self, connection: DatabaseConnection, hash_: ChunkHash) -> Generations:
         """Lock who refers to a chunk, then its rows, in the order that all keep; return the rows.
 
         Whoever ends a lease, deletes a commit or collects a chunk reads what it refers to before it
@@ -155,19 +147,26 @@ class RepairTransactions:
             if _sources(connection, hash_) <= sources:
                 return rows.get(hash_, {})
 
-    def _lock_numbered(self, connection: Connection, sources: Iterable[ReferenceSource]) -> None:
+    def _lock_numbered(
+        self, connection: DatabaseConnection, sources: Iterable[ReferenceSource]
+    ) -> None:
         """Lock jobs and pins, then commits."""
-        numbers: dict[Table, set[int]] = {job: set(), commit: set()}
-        tables = {JobKind.JOB.value: job, JobKind.PIN.value: job, COMMIT_KIND: commit}
+        numbers: dict[str, set[int]] = {"gc_job": set(), "gc_commit": set()}
+        tables = {
+            JobKind.JOB.value: "gc_job",
+            JobKind.PIN.value: "gc_job",
+            COMMIT_KIND: "gc_commit",
+        }
         for source in sources:
             if source.kind in tables:
                 numbers[tables[source.kind]].add(int.from_bytes(source.id, "big"))
         for table, ids in numbers.items():
-            asked = select(table.c.id).where(table.c.id.in_(sorted(ids))).order_by(table.c.id)
-            connection.execute(asked.with_for_update()).all()
+            asked = f"SELECT id FROM {table} WHERE id IN :ids ORDER BY id FOR UPDATE"
+            if ids:
+                connection.rows(asked, ids=sorted(ids))
 
     def _add_edges(
-        self, connection: Connection, source: ReferenceSource, hashes: Sequence[ChunkHash]
+        self, connection: DatabaseConnection, source: ReferenceSource, hashes: Sequence[ChunkHash]
     ) -> bool:
         """Refer to all of these, or to none if one of them is not stored."""
         rows = locked_rows(self._database, connection, hashes)
@@ -179,16 +178,11 @@ class RepairTransactions:
         if len(keys) < len(set(hashes)):
             return False
         new = sorted(keys - existing(self._database, connection, source, set(hashes)))
-        columns = dict(
-            zip(edge.c.keys(), (source.kind, source.id, source.generation), strict=False)
-        )
-        if new:
-            rows_to_add = [columns | {"hash": h, "generation": g} for h, g in new]
-            self._database.execute_many(connection, insert(edge), rows_to_add)
+        connection.change_many(INSERT_EDGE, [edge_columns(Reference(source, key)) for key in new])
         self._recount(connection, hashes)
         return True
 
-    def _recount(self, connection: Connection, hashes: Sequence[ChunkHash]) -> None:
+    def _recount(self, connection: DatabaseConnection, hashes: Sequence[ChunkHash]) -> None:
         """Write the true counts into rows that differ, under the locks that all who count take."""
         rows = locked_rows(self._database, connection, hashes)
         counts = true_counts(connection, hashes)
@@ -197,34 +191,27 @@ class RepairTransactions:
             for generation, row in generations.items():
                 refcount, holds = counts.get(ChunkKey(hash_, generation), (0, 0))
                 if (row["refcount"], row["holds"]) != (refcount, holds):
-                    named = {"x_hash": hash_, "x_generation": generation}
-                    changed.append(named | {"x_refcount": refcount, "x_holds": holds})
-        counted = (
-            update(chunk)
-            .where(chunk.c.hash == bindparam("x_hash"))
-            .where(chunk.c.generation == bindparam("x_generation"))
-            .values(refcount=bindparam("x_refcount"), holds=bindparam("x_holds"))
-        )
-        if changed:
-            connection.execute(counted, changed)
+                    named = {"hash": hash_, "generation": generation}
+                    changed.append(named | {"refcount": refcount, "holds": holds})
+        counted = f"UPDATE gc_chunk SET refcount = :refcount, holds = :holds WHERE {ONE_CHUNK}"
+        connection.change_many(counted, changed)
 
 
-def _edge(source: ReferenceSource, target: ChunkKey) -> Delete:
-    return delete(edge).where(
-        *of_source(source), edge.c.hash == target.hash, edge.c.generation == target.generation
-    )
+def _drop_edge(connection: DatabaseConnection, source: ReferenceSource, target: ChunkKey) -> None:
+    connection.change(DELETE_EDGE, **edge_columns(Reference(source, target)))
 
 
-def _sources(connection: Connection, hash_: ChunkHash) -> set[tuple[ReferenceSource, int]]:
+def _sources(connection: DatabaseConnection, hash_: ChunkHash) -> set[tuple[ReferenceSource, int]]:
     """Return who refers to or holds any generation of a chunk, and which; not what is dying."""
     dying = (
-        select(chunk.c.hash)
-        .where(chunk.c.hash == edge.c.source_id, chunk.c.generation == edge.c.source_generation)
-        .where(chunk.c.removing.is_not(None))
-        .exists()
+        "SELECT 1 FROM gc_chunk WHERE gc_chunk.hash = gc_edge.source_id "
+        "AND gc_chunk.generation = gc_edge.source_generation AND gc_chunk.removing IS NOT NULL"
     )
-    asked = select(edge).where(edge.c.hash == hash_, (edge.c.source_kind != CHUNK_KIND) | ~dying)
+    asked = (
+        "SELECT source_kind, source_id, source_generation, generation FROM gc_edge "
+        f"WHERE hash = :hash AND (source_kind <> 'chunk' OR NOT EXISTS ({dying}))"
+    )
     return {
-        (ReferenceSource(row.source_kind, row.source_id, row.source_generation), row.generation)
-        for row in connection.execute(asked)
+        (ReferenceSource(*source), generation)
+        for *source, generation in connection.rows(asked, hash=hash_)
     }

@@ -13,15 +13,15 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
-
 from holdfast.seam.rate import TokenBucket
 from holdfast.store.fsck.check import locate
 from holdfast.store.fsck.confirm import Confirm
 from holdfast.store.fsck.findings import StoreFinding
 from holdfast.store.fsck.indexes import verify
 from holdfast.store.fsck.tables import PREFIXES, FsckSettings
-from holdfast.store.gc.database import Database, chunk, meta
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database
+from holdfast.store.gc.tables import ONE_CHUNK
 from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkKey, StoredObject
 from holdfast.store.store import Store
 
@@ -64,10 +64,12 @@ def scrub(
     return run.run()
 
 
+_FORGET = "DELETE FROM gc_meta WHERE name = :name"
+
+
 def forget_position(database: Database) -> None:
     """Let the next scrub begin at the first object."""
-    gone = delete(meta).where(meta.c.name == POSITION)
-    database.transact(lambda connection: connection.execute(gone))
+    database.transact(lambda connection: connection.change(_FORGET, name=POSITION))
 
 
 class _ScrubRun:
@@ -150,9 +152,10 @@ class _ScrubRun:
         """Note how far it came, in the database: a scrub of a bucket may be continued elsewhere."""
         words = json.dumps({"after": last, "damaged": list(self._damaged)[:REMEMBERED_MAX]})
 
-        def save(connection: Connection) -> None:
-            connection.execute(delete(meta).where(meta.c.name == POSITION))
-            connection.execute(insert(meta).values(name=POSITION, number=0, words=words))
+        def save(connection: DatabaseConnection) -> None:
+            connection.change(_FORGET, name=POSITION)
+            inserted = "INSERT INTO gc_meta (name, number, words) VALUES (:name, 0, :words)"
+            connection.change(inserted, name=POSITION, words=words)
             # A by-product: the size of an object that was read whole is worth keeping, so that a
             # later check sees a truncated one without reading it.
             self._note_sizes(connection)
@@ -160,24 +163,19 @@ class _ScrubRun:
         self._database.transact(save)
         self._sizes.clear()
 
-    def _note_sizes(self, connection: Connection) -> None:
+    def _note_sizes(self, connection: DatabaseConnection) -> None:
         """Say how large objects are that an older version stored, or whose rows were rebuilt."""
-        noted = update(chunk).where(
-            chunk.c.hash == bindparam("x_hash"),
-            chunk.c.generation == bindparam("x_generation"),
-            chunk.c.stored_bytes.is_(None),
+        noted = (
+            "UPDATE gc_chunk SET stored_bytes = :stored_bytes "
+            f"WHERE {ONE_CHUNK} AND stored_bytes IS NULL"
         )
-        given = [
-            {"x_hash": key.hash, "x_generation": key.generation, "x_stored": size_bytes}
-            for key, size_bytes in sorted(self._sizes.items())
-        ]
-        if given:
-            sized = noted.values(stored_bytes=bindparam("x_stored"))
-            self._database.execute_many(connection, sized, given)
+        sizes = sorted(self._sizes.items())
+        given = [{**key._asdict(), "stored_bytes": size_bytes} for key, size_bytes in sizes]
+        connection.change_many(noted, given)
 
     def _load(self) -> tuple[str, list[str]]:
-        asked = select(meta.c.words).where(meta.c.name == POSITION)
-        words = self._database.read(lambda connection: connection.execute(asked).scalar())
+        asked = "SELECT words FROM gc_meta WHERE name = :name"
+        words = self._database.read(lambda connection: connection.value(asked, name=POSITION))
         if not words:
             return "", []
         saved = json.loads(words)

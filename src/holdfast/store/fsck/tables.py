@@ -24,16 +24,16 @@ folder. `FsckSettings` has every bound of check, scrub and repair.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
 
 from holdfast.seam.disk import Disk, write_all
-from holdfast.settings import Settings, SizeBytes
+from holdfast.store.bounds import BoundedSettings, count, size_bytes
 from holdfast.store.gc.references_sql import CHUNK_KIND
 
 # The prefix of a fact is one byte.
@@ -151,26 +151,27 @@ def source_prefix(kind: str, source_id: bytes) -> int:
     return source_id[0] if kind == CHUNK_KIND else source_id[-1]
 
 
-class FsckSettings(Settings):
+@dataclass(frozen=True)
+class FsckSettings(BoundedSettings):
     """How much a check holds in memory, and how fast a scrub reads."""
 
-    partitions: Annotated[int, Field(ge=1, le=PREFIXES)] = 16
+    partitions: int = count(16, least=1, most=PREFIXES)
     """Parts of the hashes that are compared one after another; more need less memory."""
-    batch_rows: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    batch_rows: int = count(10_000, least=1, most=1_000_000)
     """Facts that are collected at once; rows that one query returns."""
-    memory_rows: Annotated[int, Field(ge=1)] = 1_000_000
+    memory_rows: int = count(1_000_000, least=1)
     """Facts that wait in memory, about 100 bytes each; more are written to the scratch folder."""
-    visited_max: Annotated[int, Field(ge=0)] = 1_000_000
+    visited_max: int = count(1_000_000)
     """Index chunks that are remembered as read; behind it, those that commits share are reread."""
-    findings_max: Annotated[int, Field(ge=1)] = 100_000
+    findings_max: int = count(100_000, least=1)
     """Findings that a report holds; more are only counted."""
-    paths_per_chunk_max: Annotated[int, Field(ge=1)] = 20
+    paths_per_chunk_max: int = count(20, least=1)
     """Files that a report names for one chunk that is missing or damaged; more are counted."""
-    repair_rounds: Annotated[int, Field(ge=1, le=100)] = 6
+    repair_rounds: int = count(6, least=1, most=100)
     """How often a repair is followed by a check, and that by a repair of what it found."""
-    scrub_bytes_per_s: Annotated[SizeBytes, Field(gt=0)] | None = None
+    scrub_bytes_per_s: int | None = size_bytes(None, least=1)
     """Stored bytes that a scrub reads in a second, at most; none: no limit."""
-    scrub_save_objects: Annotated[int, Field(ge=1)] = 1000
+    scrub_save_objects: int = count(1000, least=1)
     """A scrub notes where it is after so many objects; so many are read again after a crash."""
 
 

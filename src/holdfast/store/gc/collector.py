@@ -20,32 +20,26 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
-
-from sqlalchemy import Connection, Select, bindparam, delete, insert, select, update
 
 from holdfast.errors import DiskFull, UnknownCommit
 from holdfast.seam import Seam
 from holdfast.store.gc import commit_rows
 from holdfast.store.gc.commit_rows import CommitId, CommitRow, commit_object_key
-from holdfast.store.gc.database import (
-    IS_DYING,
-    IS_UNFINISHED,
-    Database,
-    chunk,
-    collector,
-    commit,
-    edge,
-    job,
-    slices,
-)
+from holdfast.store.gc.connections import DatabaseConnection, DatabaseRow
+from holdfast.store.gc.database import Database, slices
 from holdfast.store.gc.leases import release_references
 from holdfast.store.gc.limits import DeleteRate, Shard
 from holdfast.store.gc.plan import GcPlan, make_plan
 from holdfast.store.gc.points import StorePoint
 from holdfast.store.gc.references import References
-from holdfast.store.gc.references_sql import CHUNK_KIND, ReferenceSource, lock_rows, take_step
+from holdfast.store.gc.references_sql import (
+    ReferenceSource,
+    lock_rows,
+    outgoing_edges,
+    take_step,
+)
 from holdfast.store.gc.sweep import Sweeper, SweepReport
+from holdfast.store.gc.tables import IS_DYING, IS_UNFINISHED, ONE_CHUNK
 from holdfast.store.gc.transitions import (
     BEGIN_DELETING,
     BEGIN_REMOVING,
@@ -95,7 +89,7 @@ class GcReport:
         return any(getattr(self, field.name) for field in fields(self) if field.name not in idle)
 
 
-BATCH_COLUMNS = (chunk.c.hash, chunk.c.generation, chunk.c.size_bytes, chunk.c.uploaded)
+_SELECT_BATCH = "SELECT hash, generation, size_bytes, uploaded FROM gc_chunk"
 # Rows of one batch, and how many plain bytes go with each: none if it was never uploaded.
 ChunkSizes = dict[ChunkKey, int]
 
@@ -208,9 +202,9 @@ class Collector:
             report.leases_released += 1
             self._seam.reached(StorePoint.LEASE_RELEASED)
 
-    def _ended(self, connection: Connection) -> list[tuple[str, int]]:
-        asked = select(job.c.kind, job.c.id).where(job.c.ended.is_not(None)).order_by(job.c.id)
-        rows = connection.execute(asked.limit(self._settings.batch_rows))
+    def _ended(self, connection: DatabaseConnection) -> list[tuple[str, int]]:
+        asked = "SELECT kind, id FROM gc_job WHERE ended IS NOT NULL ORDER BY id LIMIT :rows"
+        rows = connection.rows(asked, rows=self._settings.batch_rows)
         return [(kind, number) for kind, number in rows]
 
     # Commits.
@@ -239,20 +233,15 @@ class Collector:
                 self._references.end_delete_commit(row.id)
             report.commits_finished += 1
 
-    def _unfinished(self, connection: Connection) -> list[CommitRow]:
+    def _unfinished(self, connection: DatabaseConnection) -> list[CommitRow]:
         """Return commits that are being deleted, or whose publisher's lease is over."""
-        publisher = select(job.c.id).where(job.c.id == commit.c.job_id, job.c.ended.is_(None))
+        publisher = "SELECT id FROM gc_job WHERE gc_job.id = gc_commit.job_id AND ended IS NULL"
         asked = (
-            select(commit)
-            .where(
-                (commit.c.state == CommitState.DELETING.value)
-                | ((commit.c.state == CommitState.PUBLISHING.value) & ~publisher.exists())
-            )
-            .where(IS_UNFINISHED)
-            .order_by(commit.c.id)
-            .limit(self._settings.batch_rows)
+            f"{commit_rows.SELECT_COMMITS} WHERE {IS_UNFINISHED} AND (state = 'deleting' OR "
+            f"(state = 'publishing' AND NOT EXISTS ({publisher}))) ORDER BY id LIMIT :rows"
         )
-        return [commit_rows.to_row(row) for row in connection.execute(asked).mappings()]
+        found = connection.rows(asked, rows=self._settings.batch_rows)
+        return [commit_rows.to_row(row) for row in found]
 
     def _confirm(self, number: CommitId) -> None:
         # Gone, if another collector was quicker and the commit was deleted since; then the object
@@ -265,20 +254,19 @@ class Collector:
     def _find_deleting(self) -> ChunkSizes:
         """Return chunks that are Deleting already: their collector died, or is at work."""
         asked = (
-            select(*BATCH_COLUMNS)
-            .where(*self._database.guard(FORGET), IS_DYING, *self.shard.conditions())
-            .order_by(chunk.c.hash, chunk.c.generation)
-            .limit(self._settings.batch_rows)
+            f"{_SELECT_BATCH} WHERE {self._database.guard(FORGET)} AND {IS_DYING} "
+            f"AND {self.shard.condition} ORDER BY hash, generation LIMIT :rows"
         )
-        return self._database.read(lambda connection: _batch(connection, asked))
+        given = {**self.shard.bounds(), "rows": self._settings.batch_rows}
+        return _sizes(self._database.read(lambda connection: connection.rows(asked, **given)))
 
     def _mark_removing(
-        self, connection: Connection, hashes: Sequence[ChunkHash] | None = None
+        self, connection: DatabaseConnection, hashes: Sequence[ChunkHash] | None = None
     ) -> ChunkSizes:
         """Mark garbage as Removing: from now on no writer can refer to it."""
         # Half of the references of a rebuild would make garbage of all that the others need.
         self._database.keep_complete(connection)
-        found = _batch(connection, self._lock_some(BEGIN_REMOVING, hashes))
+        found = self._lock_some(connection, BEGIN_REMOVING, hashes)
         take_step(self._database, connection, BEGIN_REMOVING, dict.fromkeys(found, 1))
         return found
 
@@ -290,13 +278,13 @@ class Collector:
             self._seam.reached(StorePoint.DELETING)
         return batch
 
-    def _mark_deleting(self, connection: Connection) -> tuple[ChunkSizes, int]:
+    def _mark_deleting(self, connection: DatabaseConnection) -> tuple[ChunkSizes, int]:
         """Let rows that are Removing let go what they refer to; what that frees is garbage next.
 
         Edges go in the same transaction as the state: a crash between the two would either leave
         references of a chunk that is gone, or free children of one that is still there.
         """
-        found = _batch(connection, self._lock_some(BEGIN_DELETING, None).where(IS_DYING))
+        found = self._lock_some(connection, BEGIN_DELETING)
         targets: Counter[ChunkKey] = Counter()
         batch: ChunkSizes = {}
         for key, outgoing in self._outgoing(connection, list(found)).items():
@@ -316,17 +304,14 @@ class Collector:
         return batch, targets.total()
 
     def _outgoing(
-        self, connection: Connection, keys: Sequence[ChunkKey]
+        self, connection: DatabaseConnection, keys: Sequence[ChunkKey]
     ) -> dict[ChunkKey, list[ChunkKey]]:
         """Return what each of these chunks refers to, until there is enough for a transaction."""
         found: dict[ChunkKey, list[ChunkKey]] = {}
         total = 0
         for part in slices(keys, OUTGOING_ROWS):
             by_key: dict[ChunkKey, list[ChunkKey]] = {key: [] for key in part}
-            asked = select(edge).where(
-                edge.c.source_kind == CHUNK_KIND, edge.c.source_id.in_([key.hash for key in part])
-            )
-            for _, hash_, generation, *target in connection.execute(asked):
+            for hash_, generation, *target in outgoing_edges(connection, part):
                 # Another generation of the same chunk may be in use.
                 by_key.get(ChunkKey(hash_, generation), []).append(ChunkKey(*target))
             found |= by_key
@@ -335,25 +320,30 @@ class Collector:
                 break
         return found
 
-    def _drop_edges(self, connection: Connection, keys: Sequence[ChunkKey]) -> None:
+    def _drop_edges(self, connection: DatabaseConnection, keys: Sequence[ChunkKey]) -> None:
         """Remove the references of chunks that are about to be deleted."""
-        if keys:
-            named = delete(edge).where(
-                edge.c.source_kind == CHUNK_KIND,
-                edge.c.source_id == bindparam("x_hash"),
-                edge.c.source_generation == bindparam("x_generation"),
-            )
-            self._database.execute_many(connection, named, [_named(key) for key in keys])
+        named = (
+            "DELETE FROM gc_edge WHERE source_kind = 'chunk' AND source_id = :hash "
+            "AND source_generation = :generation"
+        )
+        connection.change_many(named, [key._asdict() for key in keys])
 
-    def _lock_some(self, step: Transition, hashes: Sequence[ChunkHash] | None) -> Select[Any]:
-        """Return the statement that finds and locks rows that may take a step."""
-        asked = select(*BATCH_COLUMNS).where(*self._database.guard(step))
-        if hashes is None:
-            asked = asked.where(*self.shard.conditions()).limit(self._settings.batch_rows)
-        else:
-            asked = asked.where(chunk.c.hash.in_(hashes))
+    def _lock_some(
+        self,
+        connection: DatabaseConnection,
+        step: Transition,
+        hashes: Sequence[ChunkHash] | None = None,
+    ) -> ChunkSizes:
+        """Find and lock rows that may take a step."""
         # What another collector has locked, it is taking care of.
-        return asked.order_by(chunk.c.hash, chunk.c.generation).with_for_update(skip_locked=True)
+        asked = f"{_SELECT_BATCH} WHERE {self._database.guard(step)} AND "
+        end = " FOR UPDATE SKIP LOCKED"
+        if hashes is not None:
+            named = f"{asked}hash IN :hashes ORDER BY hash, generation{end}"
+            return _sizes(connection.rows(named, hashes=hashes))
+        some = f"{asked}{self.shard.condition} ORDER BY hash, generation LIMIT :rows{end}"
+        limit = self._settings.batch_rows
+        return _sizes(connection.rows(some, **self.shard.bounds(), rows=limit))
 
     def _delete(self, batch: ChunkSizes, report: GcReport) -> None:
         """Delete objects, then forget their rows, no faster than the rate allows.
@@ -373,37 +363,39 @@ class Collector:
             report.objects_deleted += len(part)
             report.bytes_deleted += size_bytes
 
-    def _forget(self, connection: Connection, keys: Sequence[ChunkKey]) -> None:
+    def _forget(self, connection: DatabaseConnection, keys: Sequence[ChunkKey]) -> None:
         # Some may be gone: another collector did the same.
-        statement = self._database.step(FORGET).where(
-            chunk.c.hash == bindparam("x_hash"), chunk.c.generation == bindparam("x_generation")
-        )
-        self._database.execute_many(connection, statement, [_named(key) for key in sorted(keys)])
+        statement = self._database.step(FORGET, ONE_CHUNK)
+        connection.change_many(statement, [key._asdict() for key in sorted(keys)])
 
     def _remember(self, report: GcReport, busy_s: float) -> None:
         """Add a report to what this collector has done so far."""
         done = {
+            "name": self.name,
             "chunks": report.objects_deleted,
             "size_bytes": report.bytes_deleted,
             "busy_s": busy_s,
         }
 
-        def remember(connection: Connection) -> None:
-            mine = update(collector).where(collector.c.name == self.name)
-            grown = {name: collector.c[name] + value for name, value in done.items()}
-            if not connection.execute(mine.values(**grown, updated=self._database.now)).rowcount:
-                times = {"started": self._database.now, "updated": self._database.now}
-                connection.execute(insert(collector).values(name=self.name, **times, **done))
+        def remember(connection: DatabaseConnection) -> None:
+            if not connection.change(_GROW_TOTALS, **done):
+                connection.change(_INSERT_TOTALS, **done)
 
         self._database.transact(remember)
 
 
-def _batch(connection: Connection, asked: Select[Any]) -> ChunkSizes:
+_GROW_TOTALS = (
+    "UPDATE gc_collector SET chunks = chunks + :chunks, size_bytes = size_bytes + :size_bytes, "
+    "busy_s = busy_s + :busy_s, updated = :now WHERE name = :name"
+)
+_INSERT_TOTALS = (
+    "INSERT INTO gc_collector (name, started, updated, chunks, size_bytes, busy_s) "
+    "VALUES (:name, :now, :now, :chunks, :size_bytes, :busy_s)"
+)
+
+
+def _sizes(rows: Sequence[DatabaseRow]) -> ChunkSizes:
     return {
         ChunkKey(hash_, generation): size_bytes if uploaded else 0
-        for hash_, generation, size_bytes, uploaded in connection.execute(asked)
+        for hash_, generation, size_bytes, uploaded in rows
     }
-
-
-def _named(key: ChunkKey) -> dict[str, object]:
-    return {"x_hash": key.hash, "x_generation": key.generation}

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NewType
+from typing import NamedTuple, NewType
 from urllib.parse import quote, unquote
-
-from sqlalchemy import Connection, RowMapping, Select, insert, select, update
 
 from holdfast.errors import BadInput, CommitExists, UnknownCommit
 from holdfast.seam.holder import this_process
-from holdfast.store.gc.database import Database, commit, edge, job
+from holdfast.store.gc.connections import DatabaseConnection, DatabaseRow
+from holdfast.store.gc.database import Database
 from holdfast.store.gc.references_sql import (
     COMMIT_KIND,
     Reference,
@@ -25,6 +24,7 @@ from holdfast.store.gc.references_sql import (
     add_references,
     lock_rows,
     remove_references,
+    targets_of,
 )
 from holdfast.store.gc.transitions import (
     BEGIN_DELETE,
@@ -36,13 +36,21 @@ from holdfast.store.gc.transitions import (
     CommitState,
     JobKind,
 )
-from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects
+from holdfast.store.objects.objects import ChunkKey, Objects
 
 COMMIT_PREFIX = "commits/"
 # The quoted name of a commit, its id and a dot must fit into one file name.
 FILE_NAME_BYTES_MAX = 255
 
 CommitId = NewType("CommitId", int)
+
+SELECT_COMMITS = "SELECT name, id, record, state, created FROM gc_commit"
+# Not LIKE, to which letters of both cases are the same on SQLite.
+_BEGINS_SO = "substr(name, 1, :length) = :prefix"
+_INSERT_LEASE = (
+    "INSERT INTO gc_job (id, kind, name, created, lease_until, host, pid, boot, started) "
+    "VALUES (:id, :kind, :name, :now, :lease_end, :host, :pid, :boot, :started)"
+)
 
 _OBJECT_KEY = re.compile(r"commits/([^/]+)\.([0-9a-f]{16})")
 
@@ -91,156 +99,168 @@ def check_name(name: str) -> None:
 
 def insert_commit(
     database: Database,
-    connection: Connection,
+    connection: DatabaseConnection,
     job_id: int,
     given: tuple[int, str, bytes],
     roots: Sequence[ChunkKey],
 ) -> CommitId:
     """Add the row of a commit that is publishing, and its edges to rows that are locked."""
     number, name, record = given
-    asked = select(commit).where(
-        commit.c.name == name, commit.c.state != CommitState.DELETING.value
-    )
-    row = connection.execute(asked).mappings().first()
-    if row is not None:
+    asked = "SELECT id, job_id, record FROM gc_commit WHERE name = :name AND state <> 'deleting'"
+    for found_id, found_job, found_record in connection.rows(asked, name=name):
         # Both must match: the same job may be asked for another record under the same name, which
         # is a conflict, and another job with the same record has not published it.
-        if row["job_id"] == job_id and row["record"] == record:
-            return CommitId(row["id"])  # the same call, repeated
+        if found_job == job_id and found_record == record:
+            return CommitId(found_id)  # the same call, repeated
         raise CommitExists(
             f"there is a commit {name!r} already",
             hint="choose another name, or delete that commit first",
         )
-    columns = {"id": number, "name": name, "record": record, "job_id": job_id}
-    connection.execute(
-        insert(commit).values(**columns, state=CommitState.PUBLISHING.value, created=database.now)
-    )
+    insert_row(connection, number, name, record, CommitState.PUBLISHING, job_id)
     source = ReferenceSource.numbered(COMMIT_KIND, number)
     add_references(database, connection, [Reference(source, key) for key in sorted(set(roots))])
     return CommitId(number)
 
 
-def confirm(database: Database, connection: Connection, commit_id: CommitId) -> None:
+def confirm(database: Database, connection: DatabaseConnection, commit_id: CommitId) -> None:
     """Say that a commit's object is there."""
-    confirmed = database.step(CONFIRM).where(commit.c.id == commit_id)
-    if connection.execute(confirmed).rowcount == 0:
-        asked = select(commit.c.state).where(commit.c.id == commit_id)
+    if connection.change(database.step(CONFIRM, "id = :id"), id=commit_id) == 0:
+        asked = "SELECT state FROM gc_commit WHERE id = :id"
         # No row changed: confirmed before, by this caller or by a collector, which is fine; or
         # deleted since, which is not.
-        if connection.execute(asked).scalar() != CommitState.PUBLISHED:
+        if connection.value(asked, id=commit_id) != CommitState.PUBLISHED:
             raise unknown(f"number {commit_id}")
 
 
-def begin_delete(database: Database, connection: Connection, name: str, lease_id: int) -> CommitId:
+def begin_delete(
+    database: Database, connection: DatabaseConnection, name: str, lease_id: int
+) -> CommitId:
     """Take a commit away from all who look for it. Again: return the one that is being deleted.
 
     Its row names a lease, which is not renewed: as long as it lasts, the deleter may be at work.
     Nothing waits for that; a collector deletes the commit as well, and a check knows that nothing
     is wrong.
     """
-    begun = database.step(BEGIN_DELETE).where(commit.c.name == name).returning(commit.c.id)
-    number = connection.execute(begun).scalar()
+    begun = database.step(BEGIN_DELETE, "name = :name", returning="id")
+    number = connection.value(begun, name=name)
     if number is None:
         number = _take_over_delete(database, connection, name)
-    if connection.execute(select(job.c.id).where(job.c.id == lease_id)).first() is None:
-        lease = {"id": lease_id, "kind": JobKind.JOB.value, "name": f"delete {name}"}
-        times = {"created": database.now, "lease_until": database.lease_end}
-        holder = this_process()._asdict()
-        connection.execute(insert(job).values(**lease, **holder, **times))
-    connection.execute(update(commit).where(commit.c.id == number).values(job_id=lease_id))
+    insert_lease(connection, lease_id, JobKind.JOB, f"delete {name}")
+    connection.change(
+        "UPDATE gc_commit SET job_id = :job_id WHERE id = :id", job_id=lease_id, id=number
+    )
     return CommitId(number)
 
 
-def end_delete(database: Database, connection: Connection, commit_id: CommitId) -> None:
+def end_delete(database: Database, connection: DatabaseConnection, commit_id: CommitId) -> None:
     """Let the edges and the row of a commit go, whose object is deleted."""
-    asked = select(commit.c.job_id).where(commit.c.id == commit_id, *database.guard(END_DELETE))
-    lease_id = connection.execute(asked.with_for_update()).scalar()
+    asked = f"SELECT job_id FROM gc_commit WHERE id = :id AND {database.guard(END_DELETE)}"
+    lease_id = connection.value(f"{asked} FOR UPDATE", id=commit_id)
     if lease_id is None:
         return  # somebody else ended it
     source = ReferenceSource.numbered(COMMIT_KIND, commit_id)
     targets = targets_of(connection, source)
     lock_rows(database, connection, [key.hash for key in targets])
     remove_references(database, connection, [Reference(source, target) for target in targets])
-    connection.execute(database.step(END_DELETE).where(commit.c.id == commit_id))
+    connection.change(database.step(END_DELETE, "id = :id"), id=commit_id)
     _forget_lease(database, connection, lease_id)
 
 
-def _take_over_delete(database: Database, connection: Connection, name: str) -> int:
+def _take_over_delete(database: Database, connection: DatabaseConnection, name: str) -> int:
     """Return the commit of this name that is being deleted, without a deleter."""
-    asked = select(commit.c.id, commit.c.job_id).where(
-        commit.c.name == name, commit.c.state == CommitState.DELETING.value
-    )
-    row = connection.execute(asked.order_by(commit.c.id.desc())).first()
+    asked = "SELECT id, job_id FROM gc_commit WHERE name = :name AND state = 'deleting'"
+    row = connection.row(f"{asked} ORDER BY id DESC", name=name)
     if row is None:
         raise unknown(repr(name))
-    _forget_lease(database, connection, row.job_id)
-    return int(row.id)
+    number, lease_id = row
+    _forget_lease(database, connection, lease_id)
+    return int(number)
 
 
-def _forget_lease(database: Database, connection: Connection, lease_id: int) -> None:
+def _forget_lease(database: Database, connection: DatabaseConnection, lease_id: int) -> None:
     """End the lease of a deleter.
 
     After the commit was locked, which is not the usual order; but whoever else locks this lease
     waits for nothing then, because it holds nothing.
     """
     for step in (CLOSE, FORGET_JOB):
-        connection.execute(database.step(step).where(job.c.id == lease_id))
+        connection.change(database.step(step, "id = :id"), id=lease_id)
 
 
-def published(database: Database, connection: Connection, name: str) -> RowMapping:
+def published(database: Database, connection: DatabaseConnection, name: str) -> CommitRow:
     """Return a commit that can be pinned, and keep it so until the transaction ends."""
-    asked = select(commit).where(commit.c.name == name, *database.guard(PIN))
-    row = connection.execute(asked.with_for_update(read=True)).mappings().first()
+    asked = f"{SELECT_COMMITS} WHERE name = :name AND {database.guard(PIN)} FOR SHARE"
+    row = connection.row(asked, name=name)
     if row is None:
         raise unknown(repr(name))
-    return row
+    return to_row(row)
 
 
-def targets_of(connection: Connection, source: ReferenceSource) -> list[ChunkKey]:
-    """Return all chunks that a source refers to."""
-    asked = select(edge.c.hash, edge.c.generation).where(
-        edge.c.source_kind == source.kind,
-        edge.c.source_id == source.id,
-        edge.c.source_generation == source.generation,
+def with_prefix(
+    connection: DatabaseConnection, prefix: str, *, every_state: bool
+) -> list[CommitRow]:
+    """Return the commits whose name begins so, in order of their names."""
+    state = "" if every_state else " AND state = 'published'"
+    asked = f"{SELECT_COMMITS} WHERE {_BEGINS_SO}{state} ORDER BY name, id"
+    found = connection.rows(asked, prefix=prefix, length=len(prefix))
+    return [to_row(row) for row in found]
+
+
+def last_with_prefix(connection: DatabaseConnection, prefix: str) -> CommitRow | None:
+    """Return the last commit by name that is there, or is about to be."""
+    asked = (
+        f"{SELECT_COMMITS} WHERE {_BEGINS_SO} AND state <> 'deleting' ORDER BY name DESC, id DESC"
     )
-    found = connection.execute(asked)
-    return [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
-
-
-def with_prefix(prefix: str, every_state: bool) -> Select[Any]:
-    """Return the query for commits whose name begins so, in order of their names."""
-    asked = select(commit).order_by(commit.c.name, commit.c.id)
-    if prefix:
-        asked = asked.where(commit.c.name.startswith(prefix, autoescape=True))
-    if not every_state:
-        asked = asked.where(commit.c.state == CommitState.PUBLISHED.value)
-    return asked
-
-
-def last_with_prefix(prefix: str) -> Select[Any]:
-    """Return the query for the last commit by name that is there, or is about to be."""
-    return (
-        select(commit)
-        .where(
-            commit.c.name.startswith(prefix, autoescape=True),
-            commit.c.state != CommitState.DELETING.value,
-        )
-        .order_by(commit.c.name.desc(), commit.c.id.desc())
-        .limit(1)
-    )
+    found = connection.row(f"{asked} LIMIT 1", prefix=prefix, length=len(prefix))
+    return None if found is None else to_row(found)
 
 
 def row_of(database: Database, number: CommitId) -> CommitRow | None:
     """Return a commit's row as it is now."""
-    asked = select(commit).where(commit.c.id == number)
-    found = database.read(lambda connection: connection.execute(asked).mappings().first())
-    return to_row(found) if found is not None else None
+    found = database.read(
+        lambda connection: connection.row(f"{SELECT_COMMITS} WHERE id = :id", id=number)
+    )
+    return None if found is None else to_row(found)
 
 
-def to_row(row: RowMapping) -> CommitRow:
-    """Return a row of the table as a CommitRow."""
-    state = CommitState(row["state"])
-    return CommitRow(row["name"], CommitId(row["id"]), row["record"], state, row["created"])
+def insert_lease(connection: DatabaseConnection, number: int, kind: JobKind, name: str) -> bool:
+    """Insert the row of a lease of this process; False if it is there already.
+
+    A connection may break after COMMIT was sent. The transaction is then repeated, though it had
+    happened and only its answer was lost: a second insert would fail on the primary key.
+    """
+    if connection.row("SELECT id FROM gc_job WHERE id = :id", id=number) is not None:
+        return False
+    connection.change(
+        _INSERT_LEASE, id=number, kind=kind.value, name=name, **this_process()._asdict()
+    )
+    return True
+
+
+def insert_row(
+    connection: DatabaseConnection,
+    number: int,
+    name: str,
+    record: bytes,
+    state: CommitState,
+    job_id: int,
+) -> None:
+    """Insert the row of a commit."""
+    connection.change(
+        "INSERT INTO gc_commit (id, name, record, state, job_id, created) "
+        "VALUES (:id, :name, :record, :state, :job_id, :now)",
+        id=number,
+        name=name,
+        record=record,
+        state=state.value,
+        job_id=job_id,
+    )
+
+
+def to_row(row: DatabaseRow) -> CommitRow:
+    """Return a row of the columns that `SELECT_COMMITS` names."""
+    name, number, record, state, created_s = row
+    return CommitRow(name, CommitId(number), record, CommitState(state), created_s)
 
 
 def unknown(what: str) -> UnknownCommit:

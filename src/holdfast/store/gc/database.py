@@ -18,54 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    ClauseElement,
-    Column,
-    Connection,
-    Delete,
-    Double,
-    Engine,
-    Index,
-    LargeBinary,
-    MetaData,
-    Table,
-    Text,
-    Update,
-    bindparam,
-    case,
-    create_engine,
-    delete,
-    event,
-    insert,
-    inspect,
-    literal_column,
-    select,
-    text,
-    update,
-)
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
-from sqlalchemy.sql import ColumnElement
-from sqlalchemy.sql.compiler import SQLCompiler
-
-from holdfast.errors import (
-    BadInput,
-    CannotOpen,
-    DatabaseLost,
-    DiskFull,
-    StoreUnavailable,
-    UnknownFormat,
-)
+from holdfast.errors import DatabaseLost, DiskFull, StoreUnavailable, UnknownFormat
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
+from holdfast.store.gc.connections import ConnectionPool, DatabaseAddress, DatabaseConnection
 from holdfast.store.gc.reserve import DatabaseReserve
 from holdfast.store.gc.settings import GcSettings
+from holdfast.store.gc.tables import FORMAT_VERSION, make_tables, migrate, version_of
 from holdfast.store.gc.transitions import ColumnCondition, DatabaseTime, Transition
 
 Result = TypeVar("Result")
@@ -77,136 +39,9 @@ REBUILDING, SET_ASIDE = 1, 2
 # Held on PostgreSQL while the tables are made. Any number that nobody else uses.
 MAKING_TABLES_LOCK = 0x686F6C64
 
-metadata = MetaData()
-
-# Format version, the last number given out, whether a rebuild is under way; the store's id.
-meta = Table(
-    "gc_meta",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("number", BigInteger, nullable=False, default=0),
-    Column("words", Text, nullable=False, default=""),
-)
-
-chunk = Table(
-    "gc_chunk",
-    metadata,
-    Column("hash", LargeBinary, primary_key=True),
-    Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("uploaded", Boolean, nullable=False),
-    Column("refcount", BigInteger, nullable=False),
-    Column("holds", BigInteger, nullable=False),
-    Column("updated", Double, nullable=False),
-    Column("removing", Double),
-    Column("deleting", Double),
-    # Of the object, as stored; not known of what was stored before format version 2, or rebuilt.
-    Column("stored_bytes", BigInteger),
-    sqlite_with_rowid=False,
-)
-# What the collector looks for is found without a look at what lives: these two hold garbage alone.
-IS_GARBAGE = text("refcount = 0 AND holds = 0 AND removing IS NULL")
-IS_DYING = text("removing IS NOT NULL")
-Index("gc_chunk_garbage", chunk.c.hash, chunk.c.generation, sqlite_where=IS_GARBAGE)
-Index("gc_chunk_dying", chunk.c.hash, chunk.c.generation, sqlite_where=IS_DYING)
-
-# `source` refers to one generation of a chunk. Sources of kind "job" hold, all others refer.
-edge = Table(
-    "gc_edge",
-    metadata,
-    Column("source_kind", Text, primary_key=True),
-    Column("source_id", LargeBinary, primary_key=True),
-    Column("source_generation", BigInteger, primary_key=True, autoincrement=False),
-    Column("hash", LargeBinary, primary_key=True),
-    Column("generation", BigInteger, primary_key=True, autoincrement=False),
-    sqlite_with_rowid=False,
-)
-
-job = Table(
-    "gc_job",
-    metadata,
-    Column("id", BigInteger, primary_key=True, autoincrement=False),
-    Column("kind", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("created", Double, nullable=False),
-    Column("lease_until", Double, nullable=False, index=True),
-    Column("ended", Double),
-    # Whose it is (holdfast/seam/holder.py); not known of leases that an older version opened.
-    Column("host", Text),
-    Column("pid", BigInteger),
-    Column("boot", Text),
-    Column("started", Text),
-    # Since when collectors have seen `lease_until` as it is (watch.py).
-    Column("seen_until", Double),
-    Column("seen_clock", Text),
-    Column("seen_s", Double),
-)
-
-commit = Table(
-    "gc_commit",
-    metadata,
-    Column("id", BigInteger, primary_key=True, autoincrement=False),
-    Column("name", Text, nullable=False),
-    Column("record", LargeBinary, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("job_id", BigInteger, nullable=False),
-    Column("created", Double, nullable=False),
-)
-# A name can be used again while the commit that had it is being deleted.
-_HAS_A_NAME = text("state <> 'deleting'")
-Index("gc_commit_name", commit.c.name, unique=True, sqlite_where=_HAS_A_NAME)
-IS_UNFINISHED = text("state <> 'published'")
-Index("gc_commit_unfinished", commit.c.id, sqlite_where=IS_UNFINISHED)
-
-# What each collector has done since it began, for `status`.
-collector = Table(
-    "gc_collector",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("started", Double, nullable=False),
-    Column("updated", Double, nullable=False),
-    Column("chunks", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("busy_s", Double, nullable=False),
-)
-
-TABLES: Mapping[str, Table] = {"chunk": chunk, "job": job, "commit": commit}
-
-
-def _make_tables(connection: Connection) -> None:
-    # Both databases have the same partial indexes. PostgreSQL's are named here, because naming them
-    # above loads its dialect, which costs every command on SQLite a part of its start.
-    if connection.dialect.name == "postgresql":
-        for index in (index for table in metadata.tables.values() for index in table.indexes):
-            where = index.dialect_options["sqlite"]["where"]
-            index.dialect_options["postgresql"]["where"] = where
-    metadata.create_all(connection)
-
-
-def _add_stored_bytes(connection: Connection) -> None:
-    connection.execute(text("ALTER TABLE gc_chunk ADD COLUMN stored_bytes BIGINT"))
-
-
-def _add_holders(connection: Connection) -> None:
-    words = ("host TEXT", "pid BIGINT", "boot TEXT", "started TEXT", "seen_clock TEXT")
-    numbers = ("seen_until DOUBLE PRECISION", "seen_s DOUBLE PRECISION")
-    for column in (*words, *numbers):
-        connection.execute(text(f"ALTER TABLE gc_job ADD COLUMN {column}"))
-
-
-# How a database of each version, from the first on, becomes one of the next.
-MIGRATIONS: Sequence[Callable[[Connection], None]] = (_add_stored_bytes, _add_holders)
-FORMAT_VERSION = 1 + len(MIGRATIONS)
-
-_CLOCKS = {
-    "sqlite": "((julianday('now') - 2440587.5) * 86400.0)",
-    "postgresql": "EXTRACT(EPOCH FROM statement_timestamp())::double precision",
-}
-_DRIVERS = {"sqlite": "sqlite+pysqlite", "postgresql": "postgresql+psycopg"}
-
 
 class Database:
-    """A connection pool, and the statements of the transition table."""
+    """Transactions, numbers, and the statements of the transition table."""
 
     def __init__(
         self,
@@ -225,15 +60,14 @@ class Database:
         put in the place of the database's clock.
         """
         self.settings = settings
-        self.reserve = _reserve(url, settings, seam or Seam())
+        self.address = DatabaseAddress.parse(url)
+        self.reserve = _reserve(self.address, settings, seam or Seam())
         if self.reserve is not None:
             self.reserve.spend_to_open()
-        self.engine = _engine(url, settings)
-        self.url = self.engine.url.render_as_string(hide_password=True)
-        self.now: ColumnElement[float] = literal_column(now or _CLOCKS[self.engine.name], Double())
-        self.lease_end: ColumnElement[float] = self.now + literal_column(repr(settings.lease_s))
+        self.pool = ConnectionPool(self.address, settings, now)
+        self.url = self.address.shown
         # SQLite locks the database as a whole when a transaction begins.
-        self.locks_rows = self.engine.name != "sqlite"
+        self.locks_rows = self.pool.dialect.locks_rows
         self._writing = threading.Lock()
         self._numbers: list[int] = []
         self._numbers_lock = threading.Lock()
@@ -248,11 +82,13 @@ class Database:
 
     def close(self) -> None:
         """Give back all connections, and the reserve, if it was spent."""
-        self.engine.dispose()
+        self.pool.close()
         if self.reserve is not None:
             self.reserve.restore()
 
-    def transact(self, work: Callable[[Connection], Result], *, spends: bool = True) -> Result:
+    def transact(
+        self, work: Callable[[DatabaseConnection], Result], *, spends: bool = True
+    ) -> Result:
         """Run `work` in one transaction; again, if it could not be placed beside others.
 
         On a full disk it is tried once more in the blocks of the reserve, unless it serves those
@@ -261,54 +97,34 @@ class Database:
         # In turns, because SQLite's own way of waiting is unfair among threads of one process.
         turn = contextlib.nullcontext() if self.locks_rows else self._writing
         for attempt in range(self.settings.transaction_attempts):
+            connection = None
             try:
-                with turn, self.engine.begin() as connection:
+                with turn, self.pool.transaction(writes=True) as connection:
                     return work(connection)
-            except DBAPIError as error:
+            except self.pool.error as error:
                 # Before the question whether to repeat: repeating does not help unless something
                 # is freed.
                 if self._is_full(error):
                     if spends and self.reserve is not None and self.reserve.spend():
                         continue
                     raise self._full(error) from error
-                again = _may_be_repeated(error)
+                again = self._may_be_repeated(error, connection)
                 if again and attempt + 1 < self.settings.transaction_attempts:
                     continue
                 # What is left is the database being away. Anything else (a broken constraint, a
                 # bug in a statement) is raised as it is, with its stack.
-                if again or isinstance(error, OperationalError):
+                if again or isinstance(error, self.pool.operational_error):
                     raise self._unavailable(error) from error
                 raise
         raise AssertionError("BUG: no attempt was made")
 
-    def read(self, work: Callable[[Connection], Result]) -> Result:
+    def read(self, work: Callable[[DatabaseConnection], Result]) -> Result:
         """Run `work` in one transaction that changes nothing."""
         try:
-            with self.engine.connect() as connection:
-                return work(connection.execution_options(holdfast_reads=True))
-        except OperationalError as error:
+            with self.pool.transaction(writes=False) as connection:
+                return work(connection)
+        except self.pool.operational_error as error:
             raise self._unavailable(error) from error
-
-    def execute_many(
-        self, connection: Connection, statement: ClauseElement, rows: Sequence[Mapping[str, Any]]
-    ) -> int:
-        """Run a statement once for each of `rows`; return how many rows it changed, all in all.
-
-        Compiled once and handed to the driver as it is: what SQLAlchemy does for every row by
-        itself takes several times as long as SQLite does.
-        """
-        keys = list(rows[0])
-        compiled = statement.compile(dialect=self.engine.dialect, column_keys=keys)
-        assert isinstance(compiled, SQLCompiler), "BUG: no such statement is sent many times"
-        fixed = compiled.params
-        if compiled.positiontup is None:
-            given: list[Any] = [{**fixed, **row} for row in rows]
-        else:
-            given = [
-                tuple(row[name] if name in row else fixed[name] for name in compiled.positiontup)
-                for row in rows
-            ]
-        return connection.exec_driver_sql(compiled.string, given).rowcount
 
     def numbers(self, count: int, *, spends: bool = False) -> list[int]:
         """Return numbers that were never given out: generations, ids of jobs and commits.
@@ -331,8 +147,7 @@ class Database:
 
     def last_number(self) -> int:
         """Return the largest number that may have been given out."""
-        asked = select(meta.c.number).where(meta.c.name == "last_number")
-        return int(self.read(lambda connection: connection.execute(asked).scalar_one()))
+        return int(self.read(lambda connection: connection.value(_NUMBER, name="last_number")))
 
     def check_given_out(self, number: int, key: str) -> None:
         """Refuse to go on if an object bears a number that this database never gave out."""
@@ -345,82 +160,59 @@ class Database:
                 path=self.url,
             )
 
-    def step(self, step: Transition, *, times: bool = False) -> Update | Delete:
-        """Return the guarded statement of a step; with `times`, taken `:times` times at once.
+    def step(
+        self,
+        step: Transition,
+        where: str,
+        *,
+        times: bool = False,
+        also: str = "",
+        returning: str = "",
+    ) -> str:
+        """Return the guarded statement of a step, for rows `where`; with `times`, taken `:times`
+        times at once, and with `also`, writing this as well.
 
         The transition table is the only place that says what a row may do; this turns a line of it
         into SQL. Statements are never written by hand, so the model that the tests check and the
         statements that run cannot drift apart.
         """
-        table = TABLES[step.table]
-        guard = [self._met(table, condition) for condition in step.guard]
+        conditions = " AND ".join(filter(None, (self.guard(step), where)))
+        back = f" RETURNING {returning}" if returning else ""
         if step.deletes:
-            return delete(table).where(*guard)
-        changes: dict[str, Any] = {}
+            return f"DELETE FROM gc_{step.table} WHERE {conditions}{back}"
+        changes = []
         for column, how, value in step.effect:
             if how == "add":
-                by = bindparam("times", type_=BigInteger) * value if times else value
-                changes[column] = table.c[column] + by
+                by = f":times * {value}" if times else f"{value}"
+                changes.append(f"{column} = {column} + {by}")
             else:
-                changes[column] = self._value(table, column, value)
-        if table is chunk:
-            changes["updated"] = self.now
-        return update(table).where(*guard).values(changes)
+                changes.append(f"{column} = {_written(step.table, column, value)}")
+        if step.table == "chunk":
+            changes.append("updated = :now")
+        if also:
+            changes.append(also)
+        return f"UPDATE gc_{step.table} SET {', '.join(changes)} WHERE {conditions}{back}"
 
-    def guard(self, step: Transition) -> list[ColumnElement[bool]]:
+    def guard(self, step: Transition) -> str:
         """Return the conditions under which rows may take a step."""
-        return [self._met(TABLES[step.table], condition) for condition in step.guard]
+        return " AND ".join(map(_met, step.guard))
 
-    def _met(self, table: Table, condition: ColumnCondition) -> ColumnElement[bool]:
-        """Return a condition of the transition table as SQL."""
-        column = table.c[condition.column]
-        match condition.test:
-            case "is" if isinstance(condition.value, bool):
-                return column.is_(condition.value)
-            case "is" if isinstance(condition.value, int):
-                # Spelled out, because a partial index is used only if the statement shows it may.
-                return column == literal_column(str(condition.value))
-            case "is":
-                return column == bindparam(None, condition.value)
-            case "above":
-                return column > literal_column(str(condition.value))
-            case "is set":
-                return column.is_not(None)
-            case "is not set":
-                return column.is_(None)
-            case "is past":
-                return column < self.now
-
-    def _value(self, table: Table, column: str, value: Any) -> Any:
-        """Return what a step writes into a column, as SQL where it is the database's time."""
-        if value is DatabaseTime.LEASE_END:
-            return self.lease_end
-        if value is not DatabaseTime.NOW:
-            return value
-        if table is chunk and column == "deleting":
-            # The clock may have been set back since; the order of the states is not.
-            return case((self.now < chunk.c.removing, chunk.c.removing), else_=self.now)
-        return self.now
-
-    def _take_numbers(self, connection: Connection) -> range:
+    def _take_numbers(self, connection: DatabaseConnection) -> range:
         """Take a block of numbers; those that are not used are never given out again."""
         taken = (
-            update(meta)
-            .where(meta.c.name == "last_number")
-            .values(number=meta.c.number + self.settings.number_block)
-            .returning(meta.c.number)
+            "UPDATE gc_meta SET number = number + :block WHERE name = 'last_number' "
+            "RETURNING number"
         )
-        last = connection.execute(taken).scalar_one()
+        last = connection.value(taken, block=self.settings.number_block)
         return range(last - self.settings.number_block + 1, last + 1)
 
-    def _prepare(self, connection: Connection, store_id: str, create: bool) -> None:
+    def _prepare(self, connection: DatabaseConnection, store_id: str, create: bool) -> None:
         """Make the tables, or migrate them, in one transaction that others wait for."""
         # Two processes that open a new store would both make the tables. SQLite's transaction
-        # excludes the other; on PostgreSQL `CREATE TABLE IF NOT EXISTS` may still collide, so an
-        # advisory lock does.
-        if self.engine.name == "postgresql":
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})"))
-        version = self._version(connection)
+        # excludes the other; on PostgreSQL an advisory lock does.
+        if self.locks_rows:
+            connection.rows(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})")
+        version = version_of(connection, self.pool.dialect)
         if version == 0 and not create:
             raise self._lost("is empty")
         if not 0 <= version <= FORMAT_VERSION:
@@ -431,25 +223,14 @@ class Database:
                 path=self.url,
             )
         if version == 0:
-            _make_tables(connection)
-            rows = [
-                {"name": "format_version", "number": FORMAT_VERSION, "words": ""},
-                {"name": "last_number", "number": 0, "words": ""},
-                {"name": "rebuilding", "number": 0, "words": ""},
-                {"name": "store_id", "number": 0, "words": store_id},
-            ]
-            connection.execute(insert(meta), rows)
+            make_tables(connection, self.pool.dialect, store_id)
         elif version < FORMAT_VERSION:
-            for migrate in MIGRATIONS[version - 1 :]:
-                migrate(connection)
-            named = update(meta).where(meta.c.name == "format_version")
-            connection.execute(named.values(number=FORMAT_VERSION))
+            migrate(connection, version)
         self._check_store(connection, store_id)
 
-    def _check_store(self, connection: Connection, store_id: str) -> None:
+    def _check_store(self, connection: DatabaseConnection, store_id: str) -> None:
         """Refuse the database of another store: its rows would make garbage of all objects here."""
-        asked = select(meta.c.words).where(meta.c.name == "store_id")
-        found = connection.execute(asked).scalar_one()
+        found = connection.value("SELECT words FROM gc_meta WHERE name = 'store_id'")
         if store_id and found and store_id != found:
             raise DatabaseLost(
                 f"the database of references belongs to store {found}, not to {store_id}",
@@ -457,26 +238,18 @@ class Database:
                 path=self.url,
             )
 
-    def _version(self, connection: Connection) -> int:
-        if not inspect(connection).has_table(meta.name):
-            return 0
-        asked = select(meta.c.number).where(meta.c.name == "format_version")
-        return connection.execute(asked).scalar_one_or_none() or 0
-
     def rebuilding(self) -> int:
         """Say whether the rows are being rebuilt, or set aside, and must not be relied on."""
-        asked = select(meta.c.number).where(meta.c.name == "rebuilding")
-        return int(self.read(lambda connection: connection.execute(asked).scalar_one()))
+        return int(self.read(lambda connection: connection.value(_NUMBER, name="rebuilding")))
 
     def check_complete(self) -> None:
         """Refuse a database whose rebuild did not end."""
         if self.rebuilding():
             raise self._lost("was not rebuilt to the end")
 
-    def keep_complete(self, connection: Connection) -> None:
+    def keep_complete(self, connection: DatabaseConnection) -> None:
         """Refuse it in a transaction, during which no rebuild begins either."""
-        asked = select(meta.c.number).where(meta.c.name == "rebuilding")
-        if connection.execute(asked.with_for_update(read=True)).scalar_one():
+        if connection.value(f"{_NUMBER} FOR SHARE", name="rebuilding"):
             raise self._lost("was not rebuilt to the end")
 
     def _lost(self, what: str) -> DatabaseLost:
@@ -487,104 +260,92 @@ class Database:
             path=self.url,
         )
 
-    def _is_full(self, error: DBAPIError) -> bool:
-        if "database or disk is full" in str(error.orig):
+    def _is_full(self, error: Exception) -> bool:
+        if "database or disk is full" in str(error):
             return True
         # What SQLite says when there is no room for the memory that all who use it share.
-        failed = "disk I/O error" in str(error.orig)
+        failed = "disk I/O error" in str(error)
         return failed and self.reserve is not None and self.reserve.is_disk_full()
 
-    def _full(self, error: DBAPIError) -> DiskFull:
+    def _full(self, error: Exception) -> DiskFull:
         return DiskFull(
-            f"the disk of the database of references is full: {error.orig}",
+            f"the disk of the database of references is full: {error}",
             hint="delete commits (`holdfast files rm`), then collect (`holdfast gc run`), "
             "which work on a full disk; or make room otherwise",
             path=self.url,
         )
 
-    def _unavailable(self, error: DBAPIError) -> StoreUnavailable:
+    def _unavailable(self, error: Exception) -> StoreUnavailable:
         return StoreUnavailable(
-            f"the database of references did not take a transaction: {error.orig}",
+            f"the database of references did not take a transaction: {error}",
             hint="check that it runs and has room, and try again; a repeated call changes nothing",
             path=self.url,
         )
 
+    def _may_be_repeated(self, error: Exception, connection: DatabaseConnection | None) -> bool:
+        """Tell a transaction that lost against another, or its connection, from one that is wrong.
 
-def _reserve(url: str, settings: GcSettings, seam: Seam) -> DatabaseReserve | None:
+        A connection that could not be opened is not tried again: that may take minutes each time.
+        """
+        deadlock, not_serializable, unique = "40P01", "40001", "23505"
+        if getattr(error, "sqlstate", None) in (deadlock, not_serializable, unique):
+            return True
+        if connection is not None and connection.is_lost:
+            return True
+        return isinstance(error, self.pool.operational_error) and "database is locked" in str(error)
+
+
+_NUMBER = "SELECT number FROM gc_meta WHERE name = :name"
+
+
+def _met(condition: ColumnCondition) -> str:
+    """Return a condition of the transition table as SQL."""
+    column, value = condition.column, condition.value
+    match condition.test:
+        case "is" if isinstance(value, bool):
+            return f"{column} IS {'TRUE' if value else 'FALSE'}"
+        case "is" if isinstance(value, int):
+            # Spelled out, because a partial index is used only if the statement shows it may.
+            return f"{column} = {value}"
+        case "is":
+            return f"{column} = {_quoted(value)}"
+        case "above":
+            return f"{column} > {value}"
+        case "is set":
+            return f"{column} IS NOT NULL"
+        case "is not set":
+            return f"{column} IS NULL"
+        case "is past":
+            return f"{column} < :now"
+
+
+def _written(table: str, column: str, value: Any) -> str:
+    """Return what a step writes into a column, as SQL."""
+    if value is DatabaseTime.LEASE_END:
+        return ":lease_end"
+    if isinstance(value, bool):
+        return "TRUE" if value else "FALSE"
+    if isinstance(value, int):
+        return str(value)
+    if value is not DatabaseTime.NOW:
+        return _quoted(value)
+    if table == "chunk" and column == "deleting":
+        # The clock may have been set back since; the order of the states is not.
+        return "CASE WHEN :now < removing THEN removing ELSE :now END"
+    return ":now"
+
+
+def _quoted(value: str) -> str:
+    """Return a word of the transition table as SQL."""
+    assert value.isidentifier(), f"BUG: {value!r} is no word"
+    return f"'{value}'"
+
+
+def _reserve(address: DatabaseAddress, settings: GcSettings, seam: Seam) -> DatabaseReserve | None:
     """Return the reserve of a database that is a file on the disk that we see."""
-    with contextlib.suppress(ArgumentError):
-        parsed = make_url(url)
-        if parsed.get_backend_name() == "sqlite" and parsed.database and seam.disk.is_shared:
-            return DatabaseReserve(PurePath(parsed.database), seam, settings.reserve_bytes)
-    return None
-
-
-def _engine(url: str, settings: GcSettings) -> Engine:
-    """Open a pool of connections, and try one, so that a wrong address is reported here."""
-    try:
-        parsed = make_url(url)
-        backend = parsed.get_backend_name()
-    except ArgumentError as error:
-        raise _bad_url() from error
-    if backend not in _DRIVERS or (backend == "sqlite" and not parsed.database):
-        raise _bad_url()
-    engine = create_engine(
-        parsed.set(drivername=_DRIVERS[backend]),
-        pool_size=settings.connections,
-        max_overflow=0,
-        pool_timeout=settings.busy_timeout_s,
-        pool_pre_ping=backend == "postgresql",
-    )
-    if backend == "sqlite":
-        _set_up_sqlite(engine, settings)
-    try:
-        engine.connect().close()
-    except DBAPIError as error:
-        engine.dispose()
-        raise CannotOpen(
-            f"the database of references cannot be opened: {error.orig}",
-            hint="check that it exists, runs, and may be used",
-            path=parsed.render_as_string(hide_password=True),
-        ) from error
-    return engine
-
-
-def _bad_url() -> BadInput:
-    # The address is not shown: it may hold a password.
-    return BadInput(
-        "the address of the database of references is not one of SQLite or PostgreSQL",
-        hint="write sqlite:////folder/gc.sqlite or postgresql://user@host/database",
-    )
-
-
-def _set_up_sqlite(engine: Engine, settings: GcSettings) -> None:
-    """Let SQLite begin transactions as we say.
-
-    A transaction that writes takes the lock when it begins (IMMEDIATE): one that reads first and
-    writes later fails where another one wrote meanwhile, and no waiting helps.
-    """
-
-    def connected(connection: Any, _record: object) -> None:
-        connection.isolation_level = None  # transactions begin as we say, below
-        connection.execute(f"PRAGMA busy_timeout={int(settings.busy_timeout_s * 1000)}")
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(f"PRAGMA synchronous={settings.synchronous.upper()}")
-
-    def begun(connection: Connection) -> None:
-        reads = connection.get_execution_options().get("holdfast_reads", False)
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    event.listen(engine, "connect", connected)
-    event.listen(engine, "begin", begun)
-
-
-def _may_be_repeated(error: DBAPIError) -> bool:
-    """Tell a transaction that lost against another, or its connection, from one that is wrong."""
-    deadlock, not_serializable, unique = "40P01", "40001", "23505"
-    state = getattr(error.orig, "sqlstate", None)
-    if state in (deadlock, not_serializable, unique) or error.connection_invalidated:
-        return True
-    return isinstance(error, OperationalError) and "database is locked" in str(error.orig)
+    if address.path is None or not seam.disk.is_shared:
+        return None
+    return DatabaseReserve(address.path, seam, settings.reserve_bytes)
 
 
 def slices(items: Sequence[Result], size: int) -> Iterator[Sequence[Result]]:

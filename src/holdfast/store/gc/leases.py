@@ -12,18 +12,19 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from sqlalchemy import Connection, bindparam, select
-
 from holdfast.errors import DiskFull, LeaseLost, StoreUnavailable
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
-from holdfast.store.gc.database import Database, edge, job
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database
 from holdfast.store.gc.references_sql import (
     Reference,
     ReferenceSource,
     lock_rows,
+    of_source,
     remove_references,
 )
+from holdfast.store.gc.tables import OF_SOURCE
 from holdfast.store.gc.transitions import CLOSE, FORGET_JOB, RENEW, WORK, JobKind
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
 
@@ -181,9 +182,11 @@ class LeaseKeeper:
         for lease in lost:
             lease.lose()
 
-    def _renew(self, connection: Connection, numbers: Iterable[int]) -> set[int]:
-        statement = self._database.step(RENEW).where(job.c.id.in_(sorted(numbers)))
-        return set(connection.execute(statement.returning(job.c.id)).scalars())
+    def _renew(self, connection: DatabaseConnection, numbers: Iterable[int]) -> set[int]:
+        if not (wanted := sorted(numbers)):
+            return set()
+        statement = self._database.step(RENEW, "id IN :ids", returning="id")
+        return set(connection.values(statement, ids=wanted))
 
     def _lose_those_too_old(self) -> None:
         """Give up leases that could not be renewed for their whole length.
@@ -213,10 +216,10 @@ class LeaseKeeper:
                 self.renew()
 
 
-def check_lease(database: Database, connection: Connection, lease: StoreLease) -> None:
+def check_lease(database: Database, connection: DatabaseConnection, lease: StoreLease) -> None:
     """Lock a lease's row, so that it cannot end before the transaction does; refuse if it ended."""
-    asked = select(job.c.id).where(job.c.id == lease.id, *database.guard(WORK))
-    if connection.execute(asked.with_for_update(read=True)).first() is None:
+    asked = f"SELECT id FROM gc_job WHERE id = :id AND {database.guard(WORK)} FOR SHARE"
+    if connection.row(asked, id=lease.id) is None:
         # The database's word is final. Others that share the lease should stop now, and not each
         # by an error of its own.
         lease.lose()
@@ -225,8 +228,8 @@ def check_lease(database: Database, connection: Connection, lease: StoreLease) -
 
 def end_lease(database: Database, number: int) -> None:
     """End a lease for good, as its holder asks."""
-    ended = database.step(CLOSE).where(job.c.id == number)
-    database.transact(lambda connection: connection.execute(ended))
+    ended = database.step(CLOSE, "id = :id")
+    database.transact(lambda connection: connection.change(ended, id=number))
 
 
 def release_references(database: Database, source: ReferenceSource, number: int) -> int:
@@ -236,12 +239,14 @@ def release_references(database: Database, source: ReferenceSource, number: int)
         lambda connection: _release_some(database, connection, source)
     ):
         released += taken
-    gone = database.step(FORGET_JOB).where(job.c.id == number)
-    database.transact(lambda connection: connection.execute(gone))
+    gone = database.step(FORGET_JOB, "id = :id")
+    database.transact(lambda connection: connection.change(gone, id=number))
     return released
 
 
-def _release_some(database: Database, connection: Connection, source: ReferenceSource) -> int:
+def _release_some(
+    database: Database, connection: DatabaseConnection, source: ReferenceSource
+) -> int:
     """Remove one batch of the references of a lease; return how many.
 
     In batches, because a job may hold millions of chunks, and a transaction locks all of their
@@ -249,18 +254,10 @@ def _release_some(database: Database, connection: Connection, source: ReferenceS
     """
     number = int.from_bytes(source.id, "big")
     # Its row is the lock: two collectors may have found the same lease.
-    connection.execute(select(job.c.id).where(job.c.id == number).with_for_update())
-    asked = (
-        select(edge.c.hash, edge.c.generation)
-        .where(
-            edge.c.source_kind == source.kind,
-            edge.c.source_id == source.id,
-            edge.c.source_generation == source.generation,
-        )
-        .order_by(edge.c.hash, edge.c.generation)
-        .limit(bindparam("rows"))
-    )
-    found = connection.execute(asked, {"rows": database.settings.batch_rows})
+    connection.rows("SELECT id FROM gc_job WHERE id = :id FOR UPDATE", id=number)
+    asked = f"SELECT hash, generation FROM gc_edge WHERE {OF_SOURCE} ORDER BY hash, generation"
+    limit = database.settings.batch_rows
+    found = connection.rows(f"{asked} LIMIT :rows", **of_source(source), rows=limit)
     targets = [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
     lock_rows(database, connection, [key.hash for key in targets])
     remove_references(database, connection, [Reference(source, target) for target in targets])

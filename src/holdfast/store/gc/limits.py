@@ -11,13 +11,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from sqlalchemy.sql import ColumnElement
-
 from holdfast.errors import BadInput
 from holdfast.seam.clock import Clock
 from holdfast.seam.rate import TokenBucket
-from holdfast.store.gc.database import chunk
-from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkHash
+from holdfast.store.objects.objects import CHUNK_PREFIX, HASH_BYTES, ChunkHash
 
 # Shards are cut at the first byte of a hash, as the folders of the objects are.
 SHARDS_MAX = 256
@@ -58,14 +55,19 @@ class Shard(NamedTuple):
         """Say whether a hash belongs to this shard."""
         return self.first <= hash_[0] < self.end
 
-    def conditions(self) -> list[ColumnElement[bool]]:
-        """Return what is true of rows of this shard."""
-        found = []
-        if self.first > 0:
-            found.append(chunk.c.hash >= bytes([self.first]))
-        if self.end < SHARDS_MAX:
-            found.append(chunk.c.hash < bytes([self.end]))
-        return found
+    @property
+    def condition(self) -> str:
+        """What is true of rows of this shard, in SQL, with what `bounds` says."""
+        # Of the whole nothing is said: with bounds, SQLite might walk all rows, and not the index
+        # of those that are looked for.
+        whole = self.parts == 1
+        return "TRUE" if whole else "hash >= :shard_first AND hash < :shard_end"
+
+    def bounds(self) -> dict[str, bytes]:
+        """Return what `condition` is given."""
+        # Longer than any hash, and so behind all of them.
+        end = bytes([self.end]) if self.end < SHARDS_MAX else b"\xff" * (HASH_BYTES + 1)
+        return {"shard_first": bytes([self.first]), "shard_end": end}
 
     def prefixes(self) -> Iterator[str]:
         """Yield the prefixes of its objects."""

@@ -13,20 +13,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
-
 from holdfast.seam.clock import Clock
-from holdfast.store.gc.database import (
-    IS_DYING,
-    IS_UNFINISHED,
-    Database,
-    chunk,
-    commit,
-    edge,
-    slices,
-)
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database, slices
 from holdfast.store.gc.limits import Shard
-from holdfast.store.gc.references_sql import CHUNK_KIND
+from holdfast.store.gc.references_sql import outgoing_edges
+from holdfast.store.gc.tables import IS_DYING, IS_UNFINISHED
 from holdfast.store.gc.transitions import BEGIN_REMOVING
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, LeaseWatch
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
@@ -81,7 +73,7 @@ class _CollectionPlanner:
     refers to, and whatever has lost its last reference goes as well.
     """
 
-    def __init__(self, database: Database, connection: Connection) -> None:
+    def __init__(self, database: Database, connection: DatabaseConnection) -> None:
         self._database = database
         self._connection = connection
         self._rows_max = database.settings.plan_rows_max
@@ -96,9 +88,7 @@ class _CollectionPlanner:
             for one in watch.open_leases(self._connection, self._rows_max)
             if one.verdict in ENDED_BY_COLLECTORS
         ]
-        commits = self._connection.execute(
-            select(commit.c.name, commit.c.state).where(IS_UNFINISHED)
-        )
+        commits = self._connection.rows(f"SELECT name, state FROM gc_commit WHERE {IS_UNFINISHED}")
         self._take_rows(shard)
         front = self._release([(kind, number.to_bytes(8, "big")) for kind, number, _ in leases])
         self._follow([*self._planned, *front])
@@ -111,16 +101,19 @@ class _CollectionPlanner:
 
     def _take_rows(self, shard: Shard) -> None:
         """Plan what is garbage or dying already."""
-        for conditions in ([IS_DYING], self._database.guard(BEGIN_REMOVING)):
+        for condition in (IS_DYING, self._database.guard(BEGIN_REMOVING)):
             room = self._rows_max - len(self._planned)
-            asked = select(chunk).where(*conditions, *shard.conditions()).limit(room + 1)
-            for row in self._connection.execute(asked.order_by(chunk.c.hash)).mappings():
-                reason = UNREFERENCED if row["uploaded"] else NEVER_UPLOADED
-                dying = row["removing"] is not None
+            asked = (
+                "SELECT hash, generation, size_bytes, uploaded, removing FROM gc_chunk "
+                f"WHERE {condition} AND {shard.condition} ORDER BY hash LIMIT :rows"
+            )
+            rows = self._connection.rows(asked, **shard.bounds(), rows=room + 1)
+            for hash_, generation, size_bytes, uploaded, removing in rows:
+                reason = UNREFERENCED if uploaded else NEVER_UPLOADED
                 self._plan(
-                    ChunkKey(row["hash"], row["generation"]),
-                    row["size_bytes"] if row["uploaded"] else 0,
-                    INTERRUPTED if dying else reason,
+                    ChunkKey(hash_, generation),
+                    size_bytes if uploaded else 0,
+                    reason if removing is None else INTERRUPTED,
                 )
 
     def _plan(self, key: ChunkKey, size_bytes: int, reason: str) -> bool:
@@ -134,10 +127,9 @@ class _CollectionPlanner:
         """Let go what lapsed leases hold."""
         freed: list[ChunkKey] = []
         for kind, number in sources:
-            asked = select(edge.c.hash, edge.c.generation).where(
-                edge.c.source_kind == kind, edge.c.source_id == number
-            )
-            rows = self._connection.execute(asked.limit(self._rows_max)).all()
+            asked = "SELECT hash, generation FROM gc_edge WHERE source_kind = :kind"
+            limited = f"{asked} AND source_id = :id LIMIT :rows"
+            rows = self._connection.rows(limited, kind=kind, id=number, rows=self._rows_max)
             freed += self._free([ChunkKey(ChunkHash(h), g) for h, g in rows], HELD_BY_LAPSED)
         return freed
 
@@ -147,15 +139,9 @@ class _CollectionPlanner:
             freed: list[ChunkKey] = []
             for part in slices(front, self._database.settings.batch_rows):
                 going = set(part)
-                # Asked by hash, which is indexed, and sorted out by generation here: there is
-                # seldom more than one.
-                asked = select(edge).where(
-                    edge.c.source_kind == CHUNK_KIND,
-                    edge.c.source_id.in_([key.hash for key in part]),
-                )
                 targets = [
                     ChunkKey(*target)
-                    for _, hash_, generation, *target in self._connection.execute(asked)
+                    for hash_, generation, *target in outgoing_edges(self._connection, part)
                     if ChunkKey(hash_, generation) in going
                 ]
                 freed += self._free(targets, FREED)
@@ -166,16 +152,20 @@ class _CollectionPlanner:
         freed = []
         for part in slices(sorted(set(targets)), self._database.settings.batch_rows):
             wanted = set(part)
-            asked = select(chunk).where(chunk.c.hash.in_({key.hash for key in part}))
-            for row in self._connection.execute(asked).mappings():
-                key = ChunkKey(row["hash"], row["generation"])
+            asked = (
+                "SELECT hash, generation, size_bytes, uploaded, refcount + holds FROM gc_chunk "
+                "WHERE hash IN :hashes"
+            )
+            rows = self._connection.rows(asked, hashes=[key.hash for key in part])
+            for hash_, generation, plain_bytes, uploaded, references in rows:
+                key = ChunkKey(hash_, generation)
                 if key not in wanted or key in self._planned:
                     continue
                 # Freed only when the last of its references goes: a chunk that two chunks share is
                 # planned when both are. References are counted once each, since a source is
                 # followed once.
-                left = row["refcount"] + row["holds"] - self._going[key]
-                size_bytes = row["size_bytes"] if row["uploaded"] else 0
+                left = references - self._going[key]
+                size_bytes = plain_bytes if uploaded else 0
                 if left == 0 and self._plan(key, size_bytes, reason):
                     freed.append(key)
         return freed

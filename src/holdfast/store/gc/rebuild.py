@@ -33,27 +33,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import PurePath
 from typing import NamedTuple
-
-from sqlalchemy import Connection, delete, func, insert, literal, select, text, update
-from sqlalchemy.types import BigInteger, LargeBinary, Text
 
 from holdfast.errors import BadInput, CannotOpen, Damaged, ObjectMissing
 from holdfast.seam import Seam
-from holdfast.store.gc.commit_rows import COMMIT_PREFIX, CommitId, parse_commit_key
+from holdfast.store.gc.commit_rows import (
+    COMMIT_PREFIX,
+    CommitId,
+    insert_row,
+    parse_commit_key,
+)
+from holdfast.store.gc.connections import DatabaseConnection, DatabaseRow
 from holdfast.store.gc.database import (
     MAKING_TABLES_LOCK,
     REBUILD_NUMBER_STEP,
     REBUILDING,
     SET_ASIDE,
     Database,
-    chunk,
-    commit,
-    edge,
-    job,
-    meta,
-    metadata,
     slices,
 )
 from holdfast.store.gc.leases import QUARANTINE_JOB, end_lease, release_references
@@ -66,9 +62,11 @@ from holdfast.store.gc.references_sql import (
     current,
     existing,
     locked_rows,
+    of_source,
 )
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.sweep import pages
+from holdfast.store.gc.tables import TABLE_NAMES
 from holdfast.store.gc.transitions import BEGIN_REMOVING, CommitState, JobKind
 from holdfast.store.objects.objects import CHUNK_PREFIX, ChunkHash, ChunkKey, Objects, StoredObject
 
@@ -85,8 +83,11 @@ def set_aside(database: Database, seam: Seam) -> str:
         database.close()
         return name
     database.close()
-    path = PurePath(str(database.engine.url.database))
-    with contextlib.closing(sqlite3.connect(path, BUSY_TIMEOUT_S, isolation_level=None)) as alone:
+    path = database.address.path
+    assert path is not None, "BUG: a database without row locks is a file"
+    with contextlib.closing(
+        sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    ) as alone:
         _lock_out(alone, str(path))
     seam.reached(StorePoint.SETTING_ASIDE)
     target = path.with_name(f"{path.name}.{suffix}")
@@ -113,17 +114,16 @@ def _lock_out(alone: sqlite3.Connection, path: str) -> None:
         )
 
 
-def _rename_tables(connection: Connection, suffix: str) -> str:
-    connection.execute(text(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})"))
-    names = sorted(metadata.tables)
-    asked = text(
+def _rename_tables(connection: DatabaseConnection, suffix: str) -> str:
+    connection.rows(f"SELECT pg_advisory_xact_lock({MAKING_TABLES_LOCK})")
+    asked = (
         "SELECT indexname FROM pg_indexes "
-        "WHERE schemaname = current_schema() AND tablename = ANY(:names)"
+        "WHERE schemaname = current_schema() AND tablename IN :names"
     )
-    for index in connection.execute(asked, {"names": names}).scalars().all():
-        connection.execute(text(f'ALTER INDEX "{index}" RENAME TO "{index}_{suffix}"'))
-    for name in names:
-        connection.execute(text(f'ALTER TABLE "{name}" RENAME TO "{name}_{suffix}"'))
+    for index in connection.values(asked, names=TABLE_NAMES):
+        connection.change(f'ALTER INDEX "{index}" RENAME TO "{index}_{suffix}"')
+    for name in TABLE_NAMES:
+        connection.change(f'ALTER TABLE "{name}" RENAME TO "{name}_{suffix}"')
     return f"the tables gc_…_{suffix}"
 
 
@@ -227,35 +227,33 @@ class _Rebuild:
         self._database.transact(self._end)
         return self._report
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: DatabaseConnection) -> None:
         """Mark the database, and empty what an interrupted run has left."""
-        marked = update(meta).where(meta.c.name == "rebuilding")
-        rebuilding = select(meta.c.number).where(meta.c.name == "rebuilding")
-        rows = connection.execute(select(func.count()).select_from(chunk)).scalar_one()
-        if rows and not connection.execute(rebuilding).scalar_one():
+        rebuilding = "SELECT number FROM gc_meta WHERE name = 'rebuilding'"
+        knows = connection.row("SELECT 1 FROM gc_chunk LIMIT 1") is not None
+        if knows and not connection.value(rebuilding):
             # The guard against the worst mistake: a rebuild begins by deleting every row.
             raise BadInput(
                 "the database is not lost: it knows chunks",
                 hint="check the store instead; to rebuild all the same, name an empty database",
                 path=self._database.url,
             )
-        for table in (edge, chunk, commit, job):
-            connection.execute(delete(table))
-        connection.execute(delete(meta).where(meta.c.name == META_NAME))
-        connection.execute(marked.values(number=REBUILDING))
+        for table in ("gc_edge", "gc_chunk", "gc_commit", "gc_job"):
+            connection.change(f"DELETE FROM {table}")
+        connection.change(_FORGET_META, name=META_NAME)
+        connection.change(_SET_META, name="rebuilding", number=REBUILDING)
 
-    def _end(self, connection: Connection) -> None:
+    def _end(self, connection: DatabaseConnection) -> None:
         """Let numbers continue far beyond the highest seen; quarantine garbage; clear the mark.
 
         Numbers may have been given out that no object bears yet, to writers that are still at work.
         """
         beyond = (self._highest // REBUILD_NUMBER_STEP + 1) * REBUILD_NUMBER_STEP
-        numbered = update(meta).where(meta.c.name == "last_number")
-        connection.execute(numbered.values(number=beyond))
+        connection.change(_SET_META, name="last_number", number=beyond)
         if self._hides_others:
             # The last number that was given out is nobody's yet.
             self._report.quarantined = hold_garbage(self._database, connection, beyond)
-        connection.execute(update(meta).where(meta.c.name == "rebuilding").values(number=0))
+        connection.change(_SET_META, name="rebuilding", number=0)
 
     def _add_chunks(self, page: Sequence[StoredObject]) -> None:
         """Insert a row for each object, with the object's size: the plain size is not known."""
@@ -263,24 +261,19 @@ class _Rebuild:
         self._report.unknown_names += len(page) - len(keys)
         self._highest = max([self._highest, *(key.generation for key in keys)])
         rows = [
-            {
-                "hash": key.hash,
-                "generation": key.generation,
-                "size_bytes": stored.size_bytes,
-                "uploaded": True,
-                "refcount": 0,
-                "holds": 0,
-            }
+            {"hash": key.hash, "generation": key.generation, "size_bytes": stored.size_bytes}
             for key, stored in keys.items()
         ]
-        statement = insert(chunk).values(updated=self._database.now)
+        statement = (
+            "INSERT INTO gc_chunk "
+            "(hash, generation, size_bytes, uploaded, refcount, holds, updated) "
+            "VALUES (:hash, :generation, :size_bytes, TRUE, 0, 0, :now)"
+        )
         if rows:
-            self._database.transact(
-                lambda connection: self._database.execute_many(connection, statement, rows)
-            )
+            self._database.transact(lambda connection: connection.change_many(statement, rows))
         self._report.chunks += len(rows)
 
-    def _drop_superseded(self, connection: Connection) -> int:
+    def _drop_superseded(self, connection: DatabaseConnection) -> int:
         """Let the newest generation of each hash be the current one.
 
         Objects do not say which generation was current when the database was lost. The newest is
@@ -288,14 +281,10 @@ class _Rebuild:
         bytes. The others become rows that were never uploaded, which is garbage that a collector
         understands.
         """
-        newer = chunk.alias()
-        is_older = (
-            select(newer.c.hash)
-            .where(newer.c.hash == chunk.c.hash, newer.c.generation > chunk.c.generation)
-            .exists()
+        return connection.change(
+            "UPDATE gc_chunk SET uploaded = FALSE WHERE EXISTS (SELECT 1 FROM gc_chunk AS newer "
+            "WHERE newer.hash = gc_chunk.hash AND newer.generation > gc_chunk.generation)"
         )
-        dropped = update(chunk).where(is_older).values(uploaded=False)
-        return int(connection.execute(dropped).rowcount)
 
     def _add_commit(self, stored: StoredObject, walk: Walk) -> None:
         """Insert a commit and all references that it leads to, as far as its index can be read.
@@ -333,21 +322,18 @@ class _Rebuild:
         self._report.commits += 1
 
     def _insert_commit(
-        self, connection: Connection, named: tuple[str, CommitId], record: bytes
+        self, connection: DatabaseConnection, named: tuple[str, CommitId], record: bytes
     ) -> None:
         name, number = named
-        asked = select(func.max(commit.c.id)).where(commit.c.name == name)
-        other = connection.execute(asked).scalar()
+        other = connection.value("SELECT max(id) FROM gc_commit WHERE name = :name", name=name)
         # A name that was given anew while the old commit was being deleted: the newer one stays.
         if other is not None:
-            older = min(other, number)
-            retired = update(commit).where(commit.c.id == older)
-            connection.execute(retired.values(state=CommitState.DELETING.value))
+            retired = "UPDATE gc_commit SET state = 'deleting' WHERE id = :id"
+            connection.change(retired, id=min(other, number))
         state = CommitState.PUBLISHED
         if other is not None and other > number:
             state = CommitState.DELETING
-        row = {"id": number, "name": name, "record": record, "state": state.value, "job_id": 0}
-        connection.execute(insert(commit).values(**row, created=self._database.now))
+        insert_row(connection, number, name, record, state, job_id=0)
 
     def _add_edges(self, name: str, number: CommitId, walked: Sequence[WalkedChunk]) -> None:
         commit_source = ReferenceSource.numbered(COMMIT_KIND, number)
@@ -361,7 +347,7 @@ class _Rebuild:
             self._report.damaged_commits.setdefault(name, f"chunk {hash_.hex()} is missing")
 
     def _insert_edges(
-        self, connection: Connection, source: ReferenceSource, walked: Sequence[WalkedChunk]
+        self, connection: DatabaseConnection, source: ReferenceSource, walked: Sequence[WalkedChunk]
     ) -> tuple[list[ChunkHash], int]:
         """Add references to roots and to children; return the chunks that are missing.
 
@@ -393,24 +379,25 @@ class _Rebuild:
     def _resolve(self, hashes: Sequence[ChunkHash]) -> Mapping[ChunkHash, ChunkKey]:
         found: dict[ChunkHash, ChunkKey] = {}
         for part in slices(sorted(set(hashes)), self._database.settings.batch_rows):
-            asked = select(chunk.c.hash, chunk.c.generation).where(
-                chunk.c.hash.in_(part), chunk.c.uploaded.is_(True)
-            )
-            rows = self._database.read(partial(_rows, asked=asked))
+            rows = self._database.read(partial(_listed, hashes=part))
             found |= {ChunkHash(hash_): ChunkKey(ChunkHash(hash_), g) for hash_, g in rows}
         return found
 
 
-def _rows(connection: Connection, asked: object) -> list[tuple[bytes, int]]:
-    return [(hash_, generation) for hash_, generation in connection.execute(asked)]  # type: ignore[call-overload]
+def _listed(connection: DatabaseConnection, hashes: Sequence[ChunkHash]) -> list[DatabaseRow]:
+    asked = "SELECT hash, generation FROM gc_chunk WHERE hash IN :hashes AND uploaded IS TRUE"
+    return connection.rows(asked, hashes=hashes)
 
+
+_SET_META = "UPDATE gc_meta SET number = :number WHERE name = :name"
+_FORGET_META = "DELETE FROM gc_meta WHERE name = :name"
 
 LEASE_S = 100 * 365.25 * 86400
 # Its row in `gc_meta` has the number of the job.
 META_NAME = "quarantine"
 
 
-def hold_garbage(database: Database, connection: Connection, number: int) -> int:
+def hold_garbage(database: Database, connection: DatabaseConnection, number: int) -> int:
     """Hold everything that a collector would take, by a job of this number; return how much.
 
     A database that is rebuilt while an index is lost cannot know what that index led to: to the
@@ -420,29 +407,31 @@ def hold_garbage(database: Database, connection: Connection, number: int) -> int
     was brought back, or the commits that needed it were deleted. Writers that store the same chunks
     meanwhile refer to them as to any others.
     """
-    times = {"created": database.now, "lease_until": database.now + literal(LEASE_S)}
-    named = {"id": number, "kind": JobKind.JOB.value, "name": QUARANTINE_JOB}
-    connection.execute(insert(job).values(**named, **times))
-    connection.execute(insert(meta).values(name=META_NAME, number=number, words=""))
-    source = ReferenceSource.numbered(JobKind.JOB.value, number)
-    garbage = database.guard(BEGIN_REMOVING)
-    columns = (
-        literal(source.kind, Text()),
-        literal(source.id, LargeBinary()),
-        literal(source.generation, BigInteger()),
-        chunk.c.hash,
-        chunk.c.generation,
+    connection.change(
+        "INSERT INTO gc_job (id, kind, name, created, lease_until) "
+        "VALUES (:id, 'job', :name, :now, :now + :lease_s)",
+        id=number,
+        name=QUARANTINE_JOB,
+        lease_s=LEASE_S,
     )
-    held = insert(edge).from_select(edge.c.keys(), select(*columns).where(*garbage))
-    connection.execute(held)
-    counted = update(chunk).where(*garbage).values(holds=chunk.c.holds + 1)
-    return int(connection.execute(counted).rowcount)
+    connection.change(
+        "INSERT INTO gc_meta (name, number, words) VALUES (:name, :number, '')",
+        name=META_NAME,
+        number=number,
+    )
+    garbage = database.guard(BEGIN_REMOVING)
+    connection.change(
+        "INSERT INTO gc_edge (source_kind, source_id, source_generation, hash, generation) "
+        f"SELECT :kind, :id, :source_generation, hash, generation FROM gc_chunk WHERE {garbage}",
+        **of_source(ReferenceSource.numbered(JobKind.JOB.value, number)),
+    )
+    return connection.change(f"UPDATE gc_chunk SET holds = holds + 1 WHERE {garbage}")
 
 
 def release_quarantine(database: Database) -> int:
     """Hand over to the collector what is held, if there is a quarantine; return how much it is."""
-    asked = select(meta.c.number).where(meta.c.name == META_NAME)
-    number = database.read(lambda connection: connection.execute(asked).scalar())
+    asked = "SELECT number FROM gc_meta WHERE name = :name"
+    number = database.read(lambda connection: connection.value(asked, name=META_NAME))
     if number is None:
         return 0
     end_lease(database, number)
@@ -450,6 +439,5 @@ def release_quarantine(database: Database) -> int:
         database, ReferenceSource.numbered(JobKind.JOB.value, number), number
     )
     # Last: whoever dies before begins again, and what is left by then goes in any case.
-    gone = delete(meta).where(meta.c.name == META_NAME)
-    database.transact(lambda connection: connection.execute(gone))
+    database.transact(lambda connection: connection.change(_FORGET_META, name=META_NAME))
     return released

@@ -25,14 +25,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, Self
 
-from sqlalchemy import Connection, Row, Select, insert, select
-
 from holdfast.errors import BadInput, ChunkGone
 from holdfast.seam import Seam
-from holdfast.seam.holder import this_process
 from holdfast.store.gc import commit_rows
 from holdfast.store.gc.commit_rows import CommitId, CommitRow
-from holdfast.store.gc.database import Database, chunk, job, slices
+from holdfast.store.gc.connections import DatabaseConnection, DatabaseRow
+from holdfast.store.gc.database import Database, slices
 from holdfast.store.gc.leases import (
     QUARANTINE_JOB,
     CommitPin,
@@ -57,11 +55,17 @@ from holdfast.store.gc.references_sql import (
     locked_rows,
     mark_rows,
     remove_references,
+    targets_of,
 )
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.gc.transitions import MARK_UPLOADED, JobKind, allows, wins
 from holdfast.store.gc.watch import ENDED_BY_COLLECTORS, GcStatistics, LeaseWatch, OpenLease, gather
 from holdfast.store.objects.objects import HASH_BYTES, ChunkHash, ChunkKey
+
+_STORED = (
+    "SELECT hash, generation FROM gc_chunk "
+    "WHERE hash IN :hashes AND uploaded IS TRUE AND removing IS NULL"
+)
 
 # Who refers, in `update_references`: a kind and an id of the caller's choice.
 NamedSource = tuple[str, bytes]
@@ -205,12 +209,10 @@ class References:
         """Return the stored generation of each chunk; those that are not stored are left out."""
         found: dict[ChunkHash, ChunkKey] = {}
         for part in slices(sorted(set(hashes)), self.settings.batch_rows):
-            asked = select(chunk.c.hash, chunk.c.generation).where(
-                chunk.c.hash.in_(part), chunk.c.uploaded.is_(True), chunk.c.removing.is_(None)
-            )
-            rows = self.database.read(partial(_all, asked=asked))
-            keys = [ChunkKey(row.hash, row.generation) for row in rows]
-            found |= {key.hash: key for key in keys}
+            rows = self.database.read(partial(_stored, hashes=part))
+            found |= {
+                ChunkHash(hash_): ChunkKey(ChunkHash(hash_), number) for hash_, number in rows
+            }
         return found
 
     def update_references(
@@ -235,7 +237,7 @@ class References:
         _check_hashes(roots)
         number = self._number()
 
-        def publish(connection: Connection) -> CommitId:
+        def publish(connection: DatabaseConnection) -> CommitId:
             check_lease(self.database, connection, job)
             # The roots are locked and must be current: a commit of a chunk that a collector has
             # begun to remove would be published and unreadable.
@@ -271,22 +273,18 @@ class References:
 
     def commits(self, prefix: str = "", *, every_state: bool = False) -> list[CommitRow]:
         """Return the commits that can be read, by name; or all, with those half made or deleted."""
-        asked = commit_rows.with_prefix(prefix, every_state)
-        found = self.database.read(lambda connection: connection.execute(asked).mappings().all())
-        return [commit_rows.to_row(row) for row in found if row["name"].startswith(prefix)]
+        listed = partial(commit_rows.with_prefix, prefix=prefix, every_state=every_state)
+        return self.database.read(listed)
 
     def last_commit(self, prefix: str) -> CommitRow | None:
         """Return the last one by name, also if it is not confirmed yet; None if there is none."""
-        asked = commit_rows.last_with_prefix(prefix)
-        found = self.database.read(lambda connection: connection.execute(asked).mappings().first())
-        return commit_rows.to_row(found) if found is not None else None
+        return self.database.read(partial(commit_rows.last_with_prefix, prefix=prefix))
 
     def commit(self, name: str) -> CommitRow:
         """Return one commit that can be read."""
-        found = self.database.transact(
+        return self.database.transact(
             lambda connection: commit_rows.published(self.database, connection, name)
         )
-        return commit_rows.to_row(found)
 
     def statistics(self) -> GcStatistics:
         """Return how many chunks and bytes are in which state, and who holds leases."""
@@ -295,7 +293,7 @@ class References:
     # What runs inside of transactions.
 
     def _keep(
-        self, lease: StoreLease, also: Callable[[Connection], None], *, spends: bool = True
+        self, lease: StoreLease, also: Callable[[DatabaseConnection], None], *, spends: bool = True
     ) -> None:
         """Insert the row of a lease, with `also` in the same transaction, and renew it from now on.
 
@@ -303,26 +301,18 @@ class References:
         that this process stops using it before the database lets it lapse.
         """
         asked_s = self.seam.clock.monotonic_s()
-        row = {"id": lease.id, "kind": lease.kind.value, "name": lease.name}
 
-        def open_(connection: Connection) -> None:
-            if connection.execute(select(job.c.id).where(job.c.id == lease.id)).first():
-                # A connection may break after COMMIT was sent. `transact` then runs this again,
-                # and a second insert would fail on the primary key.
-                return  # the transaction had happened, only its answer was lost
-            times = {"created": self.database.now, "lease_until": self.database.lease_end}
-            holder = this_process()._asdict()
-            connection.execute(insert(job).values(**row, **holder, **times))
-            also(connection)
+        def open_(connection: DatabaseConnection) -> None:
+            if commit_rows.insert_lease(connection, lease.id, lease.kind, lease.name):
+                also(connection)
 
         self.database.transact(open_, spends=spends)
         self._leases.keep(lease, asked_s)
 
-    def _pin(self, connection: Connection, pin: CommitPin) -> None:
+    def _pin(self, connection: DatabaseConnection, pin: CommitPin) -> None:
         """Let a pin refer to what the commit does, so that deleting the commit frees nothing."""
         row = commit_rows.published(self.database, connection, pin.name)
-        source = ReferenceSource.numbered(COMMIT_KIND, row["id"])
-        targets = commit_rows.targets_of(connection, source)
+        targets = targets_of(connection, ReferenceSource.numbered(COMMIT_KIND, row.id))
         rows = locked_rows(self.database, connection, [key.hash for key in targets])
         # A chunk that a check of the store found lost cannot be kept; all others can.
         kept = [key for key in targets if current(rows.get(key.hash)) == key.generation]
@@ -335,7 +325,7 @@ class References:
 
     def _reserve(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         job: Job,
         sizes: Mapping[ChunkHash, int],
         numbers: Sequence[int],
@@ -371,7 +361,7 @@ class References:
 
     def _mark(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         job: Job,
         uploaded: Sequence[tuple[ChunkKey, Sequence[ChunkHash]]],
         stored_bytes: Mapping[ChunkKey, int],
@@ -412,7 +402,7 @@ class References:
 
     def _missing_edges(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         parent: ChunkKey,
         children: Sequence[ChunkHash],
         rows: Mapping[ChunkHash, Generations],
@@ -427,7 +417,7 @@ class References:
 
     def _move_holds(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         job: Job,
         held: set[ChunkKey],
         moved: Sequence[tuple[ChunkKey, ChunkKey]],
@@ -444,7 +434,7 @@ class References:
 
     def _update(
         self,
-        connection: Connection,
+        connection: DatabaseConnection,
         job: Job | None,
         add: Sequence[tuple[NamedSource, ChunkHash]],
         remove: Sequence[tuple[NamedSource, ChunkHash]],
@@ -494,10 +484,8 @@ class NoReferences(References):
         """There is nothing to close."""
 
 
-def _all(
-    connection: Connection, asked: Select[tuple[bytes, int]]
-) -> Sequence[Row[tuple[bytes, int]]]:
-    return connection.execute(asked).all()
+def _stored(connection: DatabaseConnection, hashes: Sequence[ChunkHash]) -> list[DatabaseRow]:
+    return connection.rows(_STORED, hashes=hashes)
 
 
 def _by_source(

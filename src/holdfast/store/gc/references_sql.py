@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Delete, Update, bindparam, delete, insert, select
-
-from holdfast.store.gc.database import Database, chunk, edge, slices
+from holdfast.store.gc.connections import DatabaseConnection, DatabaseRow
+from holdfast.store.gc.database import Database, slices
+from holdfast.store.gc.tables import CHUNK_COLUMNS, INSERT_EDGE, OF_SOURCE, ONE_CHUNK
 from holdfast.store.gc.transitions import (
     HOLD,
     MARK_UPLOADED,
@@ -31,6 +31,20 @@ CHUNK_KIND = "chunk"
 COMMIT_KIND = "commit"
 # Kinds that `update_references` leaves alone: their edges come and go with what they name.
 OWN_KINDS = frozenset({CHUNK_KIND, COMMIT_KIND, JobKind.JOB.value, JobKind.PIN.value})
+
+_LOCKED = (
+    "FROM gc_chunk WHERE hash IN :hashes AND removing IS NULL ORDER BY hash, generation FOR UPDATE"
+)
+_LOCKED_ROWS = f"SELECT {', '.join(CHUNK_COLUMNS)} {_LOCKED}"
+_INSERT_CHUNK = (
+    "INSERT INTO gc_chunk "
+    "(hash, generation, size_bytes, uploaded, refcount, holds, updated, removing, deleting) VALUES "
+    "(:hash, :generation, :size_bytes, :uploaded, :refcount, :holds, :now, :removing, :deleting)"
+)
+DELETE_EDGE = (
+    "DELETE FROM gc_edge WHERE source_kind = :source_kind AND source_id = :source_id "
+    "AND source_generation = :source_generation AND hash = :hash AND generation = :generation"
+)
 
 # Rows of one hash that are not dying, by generation.
 Generations = dict[int, dict[str, Any]]
@@ -62,7 +76,7 @@ class Reference(NamedTuple):
 
 
 def locked_rows(
-    database: Database, connection: Connection, hashes: Iterable[ChunkHash]
+    database: Database, connection: DatabaseConnection, hashes: Iterable[ChunkHash]
 ) -> dict[ChunkHash, Generations]:
     """Lock all rows of these hashes that are not dying, in order, and return them.
 
@@ -81,31 +95,25 @@ def locked_rows(
 
 
 def _locked_once(
-    database: Database, connection: Connection, hashes: Sequence[ChunkHash]
+    database: Database, connection: DatabaseConnection, hashes: Sequence[ChunkHash]
 ) -> dict[ChunkHash, Generations]:
     """Lock and return the rows of these hashes, in their order: others lock in the same one."""
     found: dict[ChunkHash, Generations] = {}
     for part in slices(hashes, database.settings.batch_rows):
-        asked = (
-            select(chunk)
-            .where(chunk.c.hash.in_(part), chunk.c.removing.is_(None))
-            .order_by(chunk.c.hash, chunk.c.generation)
-            .with_for_update()
-        )
-        for row in connection.execute(asked).mappings():
-            found.setdefault(ChunkHash(row["hash"]), {})[row["generation"]] = dict(row)
+        for row in connection.rows(_LOCKED_ROWS, hashes=part):
+            found.setdefault(ChunkHash(row[0]), {})[row[1]] = dict(
+                zip(CHUNK_COLUMNS, row, strict=True)
+            )
     return found
 
 
-def lock_rows(database: Database, connection: Connection, hashes: Iterable[ChunkHash]) -> None:
+def lock_rows(
+    database: Database, connection: DatabaseConnection, hashes: Iterable[ChunkHash]
+) -> None:
     """Lock what `locked_rows` does, and look at nothing: the rows are known to be there."""
     if database.locks_rows:
         for part in slices(sorted(set(hashes)), database.settings.batch_rows):
-            asked = select(chunk.c.generation).where(
-                chunk.c.hash.in_(part), chunk.c.removing.is_(None)
-            )
-            ordered = asked.order_by(chunk.c.hash, chunk.c.generation)
-            connection.execute(ordered.with_for_update()).all()
+            connection.rows(f"SELECT generation {_LOCKED}", hashes=part)
 
 
 def current(generations: Generations | None) -> int | None:
@@ -121,33 +129,33 @@ def current(generations: Generations | None) -> int | None:
 
 def existing(
     database: Database,
-    connection: Connection,
+    connection: DatabaseConnection,
     source: ReferenceSource,
     hashes: Collection[ChunkHash],
 ) -> set[ChunkKey]:
     """Return which chunks among `hashes` a source refers to."""
     found = set()
     for part in slices(sorted(hashes), database.settings.batch_rows):
-        asked = select(edge.c.hash, edge.c.generation).where(
-            edge.c.source_kind == source.kind,
-            edge.c.source_id == source.id,
-            edge.c.source_generation == source.generation,
-            edge.c.hash.in_(part),
-        )
-        found |= {ChunkKey(ChunkHash(h), generation) for h, generation in connection.execute(asked)}
+        asked = f"SELECT hash, generation FROM gc_edge WHERE {OF_SOURCE} AND hash IN :hashes"
+        found |= {
+            ChunkKey(ChunkHash(hash_), generation)
+            for hash_, generation in connection.rows(asked, **of_source(source), hashes=part)
+        }
     return found
 
 
-def add_references(database: Database, connection: Connection, edges: Sequence[Reference]) -> None:
+def add_references(
+    database: Database, connection: DatabaseConnection, edges: Sequence[Reference]
+) -> None:
     """Add edges that do not exist, to rows that are locked, and count them."""
     if edges:
-        database.execute_many(connection, insert(edge), [_columns(one) for one in edges])
+        connection.change_many(INSERT_EDGE, [edge_columns(one) for one in edges])
         _count(database, connection, edges, HOLD, REFER)
 
 
 def insert_held(
     database: Database,
-    connection: Connection,
+    connection: DatabaseConnection,
     source: ReferenceSource,
     sizes: Mapping[ChunkKey, int],
 ) -> None:
@@ -158,48 +166,47 @@ def insert_held(
         {"hash": key.hash, "generation": key.generation, "size_bytes": size, **NEW_CHUNK}
         for key, size in sizes.items()
     ]
-    database.execute_many(connection, insert(chunk).values(updated=database.now), rows)
-    edges = [_columns(Reference(source, key)) for key in sizes]
-    database.execute_many(connection, insert(edge), edges)
+    connection.change_many(_INSERT_CHUNK, rows)
+    connection.change_many(INSERT_EDGE, [edge_columns(Reference(source, key)) for key in sizes])
 
 
 def remove_references(
-    database: Database, connection: Connection, edges: Sequence[Reference]
+    database: Database, connection: DatabaseConnection, edges: Sequence[Reference]
 ) -> None:
     """Remove edges that exist, to rows that are locked, and count them."""
     if edges:
-        named = delete(edge).where(*(column == bindparam(f"x_{column.name}") for column in edge.c))
-        given = [{f"x_{name}": value for name, value in _columns(one).items()} for one in edges]
-        gone = database.execute_many(connection, named, given)
+        gone = connection.change_many(DELETE_EDGE, [edge_columns(one) for one in edges])
         assert gone == len(edges), f"BUG: {len(edges)} edges were to go, {gone} went"
         _count(database, connection, edges, RELEASE, UNREFER)
 
 
 def take_step(
-    database: Database, connection: Connection, step: Transition, keys: Mapping[ChunkKey, int]
+    database: Database,
+    connection: DatabaseConnection,
+    step: Transition,
+    keys: Mapping[ChunkKey, int],
 ) -> None:
     """Let every row take a step so many times; each must be allowed to."""
     repeated = any(how == "add" for _, how, _ in step.effect)
     given = {key: {"times": times} if repeated else {} for key, times in keys.items()}
-    _step_each(database, connection, step, database.step(step, times=repeated), given)
+    _step_each(connection, step, database.step(step, ONE_CHUNK, times=repeated), given)
 
 
 def mark_rows(
-    database: Database, connection: Connection, stored_bytes: Mapping[ChunkKey, int | None]
+    database: Database,
+    connection: DatabaseConnection,
+    stored_bytes: Mapping[ChunkKey, int | None],
 ) -> None:
     """Let rows say that their objects are stored, and how large these are, where that is known."""
-    statement = database.step(MARK_UPLOADED)
-    assert isinstance(statement, Update), "BUG: it deletes"
-    sized = statement.values(stored_bytes=bindparam("x_stored"))
-    given = {key: {"x_stored": size} for key, size in stored_bytes.items()}
-    _step_each(database, connection, MARK_UPLOADED, sized, given)
+    sized = database.step(MARK_UPLOADED, ONE_CHUNK, also="stored_bytes = :stored_bytes")
+    given = {key: {"stored_bytes": size} for key, size in stored_bytes.items()}
+    _step_each(connection, MARK_UPLOADED, sized, given)
 
 
 def _step_each(
-    database: Database,
-    connection: Connection,
+    connection: DatabaseConnection,
     step: Transition,
-    statement: Update | Delete,
+    statement: str,
     values: Mapping[ChunkKey, Mapping[str, Any]],
 ) -> None:
     """Run the guarded statement of a step for each row; all of them must have changed.
@@ -207,22 +214,17 @@ def _step_each(
     The caller holds the locks and has looked at the rows. A row that does not change means that the
     counts are wrong, and the transaction must not be committed.
     """
-    if not values:
-        return
-    named = statement.where(
-        chunk.c.hash == bindparam("x_hash"), chunk.c.generation == bindparam("x_generation")
-    )
     given = [
-        {"x_hash": key.hash, "x_generation": key.generation, **more}
+        {"hash": key.hash, "generation": key.generation, **more}
         for key, more in sorted(values.items())
     ]
-    changed = database.execute_many(connection, named, given)
+    changed = connection.change_many(statement, given)
     assert changed == len(given), f"BUG: {step.name}: {len(given)} rows were to go, {changed} went"
 
 
 def _count(
     database: Database,
-    connection: Connection,
+    connection: DatabaseConnection,
     edges: Iterable[Reference],
     hold: Transition,
     refer: Transition,
@@ -240,7 +242,33 @@ def _count(
     take_step(database, connection, refer, referred)
 
 
-def _columns(one: Reference) -> dict[str, Any]:
+def of_source(source: ReferenceSource) -> dict[str, Any]:
+    """Return what `OF_SOURCE` is given."""
+    return {"kind": source.kind, "id": source.id, "source_generation": source.generation}
+
+
+def targets_of(connection: DatabaseConnection, source: ReferenceSource) -> list[ChunkKey]:
+    """Return all chunks that a source refers to."""
+    asked = f"SELECT hash, generation FROM gc_edge WHERE {OF_SOURCE}"
+    found = connection.rows(asked, **of_source(source))
+    return [ChunkKey(ChunkHash(hash_), generation) for hash_, generation in found]
+
+
+def outgoing_edges(connection: DatabaseConnection, keys: Iterable[ChunkKey]) -> list[DatabaseRow]:
+    """Return hash and generation of these chunks and of what they refer to, a row for each.
+
+    Asked by hash, which is indexed: other generations of the same hashes come along, and the caller
+    tells them apart. There is seldom more than one.
+    """
+    asked = (
+        "SELECT source_id, source_generation, hash, generation FROM gc_edge "
+        "WHERE source_kind = 'chunk' AND source_id IN :hashes"
+    )
+    return connection.rows(asked, hashes=[key.hash for key in keys])
+
+
+def edge_columns(one: Reference) -> dict[str, Any]:
+    """Return the columns of a reference's row."""
     return {
         "source_kind": one.source.kind,
         "source_id": one.source.id,

@@ -16,16 +16,16 @@ from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.message import Message
-from sqlalchemy import Connection, func, select
 
 from holdfast.errors import BadConfig, HoldfastError
 from holdfast.store.gc import gc_pb2 as pb
 from holdfast.store.gc.collector import Collector
-from holdfast.store.gc.commit_rows import targets_of
-from holdfast.store.gc.database import IS_DYING, chunk, slices
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import slices
 from holdfast.store.gc.references import References
-from holdfast.store.gc.references_sql import ReferenceSource
+from holdfast.store.gc.references_sql import ReferenceSource, targets_of
 from holdfast.store.gc.sweep import SweepReport
+from holdfast.store.gc.tables import IS_DYING
 from holdfast.store.objects.objects import HASH_BYTES, ChunkHash, ChunkKey
 
 SERVICE = "holdfast.store.gc.Collector"
@@ -177,9 +177,9 @@ class GcService:
             yield pb.Chunk(hash=target.hash, generation=target.generation)
 
     def _dying(self, hashes: Sequence[ChunkHash]) -> bool:
-        def count(connection: Connection, part: Sequence[ChunkHash]) -> int:
-            asked = select(func.count()).select_from(chunk).where(chunk.c.hash.in_(part), IS_DYING)
-            return int(connection.execute(asked).scalar_one())
+        def count(connection: DatabaseConnection, part: Sequence[ChunkHash]) -> int:
+            asked = f"SELECT count(*) FROM gc_chunk WHERE hash IN :hashes AND {IS_DYING}"
+            return int(connection.value(asked, hashes=part))
 
         parts = slices(hashes, self._references.settings.batch_rows)
         return any(self._references.database.read(partial(count, part=part)) for part in parts)

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
-
 from holdfast.store.gc.commit_rows import COMMIT_PREFIX, parse_commit_key
-from holdfast.store.gc.database import Database, chunk, commit
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database
 from holdfast.store.gc.limits import DeleteRate, Shard
 from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects, StoredObject
 
@@ -102,15 +101,15 @@ def _named(page: Iterable[StoredObject], report: SweepReport) -> Iterator[_Named
             report.unknown_names.append(stored.key)
 
 
-def _known(connection: Connection, named: Sequence[_Named]) -> set[int]:
+def _known(connection: DatabaseConnection, named: Sequence[_Named]) -> set[int]:
     """Return the numbers that have a row. A number is given out once, so it says enough."""
     hashes = [one.hash for one in named if one.hash is not None]
     ids = [one.number for one in named if one.hash is None]
-    rows = select(chunk.c.generation).where(chunk.c.hash.in_(hashes))
-    commits = select(commit.c.id).where(commit.c.id.in_(ids))
+    rows = "SELECT generation FROM gc_chunk WHERE hash IN :hashes"
+    commits = "SELECT id FROM gc_commit WHERE id IN :ids"
     return {
-        *(connection.execute(rows).scalars() if hashes else ()),
-        *(connection.execute(commits).scalars() if ids else ()),
+        *(connection.values(rows, hashes=hashes) if hashes else ()),
+        *(connection.values(commits, ids=ids) if ids else ()),
     }
 
 

@@ -24,11 +24,10 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, func, select, update
-
 from holdfast.seam.clock import Clock
 from holdfast.seam.holder import Holder, is_dead, monotonic_name
-from holdfast.store.gc.database import Database, chunk, collector, commit, job
+from holdfast.store.gc.connections import DatabaseConnection
+from holdfast.store.gc.database import Database
 from holdfast.store.gc.transitions import CLOSE, EXPIRE, ChunkState
 
 DATABASE_CLOCK = "database"
@@ -89,7 +88,7 @@ class LeaseWatch:
             lapsed += sum(verdict is LeaseVerdict.LAPSED for _, verdict in judged)
         return ended, lapsed
 
-    def open_leases(self, connection: Connection, rows_max: int) -> list[OpenLease]:
+    def open_leases(self, connection: DatabaseConnection, rows_max: int) -> list[OpenLease]:
         """Return leases that have not ended, the oldest first."""
         found: list[OpenLease] = []
         while len(found) < rows_max:
@@ -99,20 +98,14 @@ class LeaseWatch:
             found += [self._lease(row) for row in page]
         return found[:rows_max]
 
-    def lease(self, connection: Connection, number: int) -> OpenLease | None:
+    def lease(self, connection: DatabaseConnection, number: int) -> OpenLease | None:
         """Return one of them."""
-        row = connection.execute(self._asked().where(job.c.id == number)).mappings().first()
-        return None if row is None else self._lease(row)
+        found = connection.named(f"{_OPEN_LEASES} AND id = :id", id=number)
+        return self._lease(found[0]) if found else None
 
-    def _page(self, connection: Connection, after: int) -> Sequence[Any]:
-        asked = self._asked().where(job.c.id > after).order_by(job.c.id)
-        limited = asked.limit(self._database.settings.batch_rows)
-        return connection.execute(limited).mappings().all()
-
-    def _asked(self) -> Select[Any]:
-        now = self._database.now
-        columns = (job, (job.c.lease_until < now).label("is_past"), now.label("now_s"))
-        return select(*columns).where(job.c.ended.is_(None))
+    def _page(self, connection: DatabaseConnection, after: int) -> Sequence[Any]:
+        asked = f"{_OPEN_LEASES} AND id > :after ORDER BY id LIMIT :rows"
+        return connection.named(asked, after=after, rows=self._database.settings.batch_rows)
 
     def _lease(self, row: Any) -> OpenLease:
         return OpenLease(
@@ -164,7 +157,10 @@ class LeaseWatch:
         return monotonic_name(), self._clock.monotonic_s()
 
     def _change(
-        self, connection: Connection, over: Sequence[tuple[Any, LeaseVerdict]], new: Sequence[Any]
+        self,
+        connection: DatabaseConnection,
+        over: Sequence[tuple[Any, LeaseVerdict]],
+        new: Sequence[Any],
     ) -> int:
         """Change what is still as it was seen."""
         ended = 0
@@ -172,15 +168,25 @@ class LeaseWatch:
             step = CLOSE if verdict is LeaseVerdict.DEAD else EXPIRE
             # Judged outside of the transaction; a renewal since then has changed `lease_until`,
             # and the statement changes no row.
-            same = (job.c.id == row["id"], job.c.lease_until == row["lease_until"])
-            ended += connection.execute(self._database.step(step).where(*same)).rowcount
+            statement = self._database.step(step, _UNCHANGED)
+            ended += connection.change(statement, id=row["id"], lease_until=row["lease_until"])
         for row in new:
             clock, now_s = self._moment(row)
-            same = (job.c.id == row["id"], job.c.lease_until == row["lease_until"])
-            seen = {"seen_until": row["lease_until"], "seen_clock": clock, "seen_s": now_s}
-            connection.execute(update(job).where(*same).values(**seen))
+            seen = {"id": row["id"], "lease_until": row["lease_until"]}
+            connection.change(_NOTE_LEASE, **seen, seen_clock=clock, seen_s=now_s)
         return ended
 
+
+_OPEN_LEASES = (
+    "SELECT id, kind, name, created, lease_until, host, pid, boot, started, seen_until, "
+    "seen_clock, seen_s, lease_until < :now AS is_past, :now AS now_s FROM gc_job "
+    "WHERE ended IS NULL"
+)
+_UNCHANGED = "id = :id AND lease_until = :lease_until"
+_NOTE_LEASE = (
+    "UPDATE gc_job SET seen_until = :lease_until, seen_clock = :seen_clock, seen_s = :seen_s "
+    f"WHERE {_UNCHANGED}"
+)
 
 LEASES_SHOWN = 100
 
@@ -229,23 +235,15 @@ def gather(database: Database, clock: Clock) -> GcStatistics:
     return database.read(lambda connection: _gather(database, connection, watch))
 
 
-def _gather(database: Database, connection: Connection, watch: LeaseWatch) -> GcStatistics:
-    now_s = connection.execute(select(database.now)).scalar_one()
-    leases = [
-        row._mapping
-        for row in connection.execute(
-            select(
-                job.c.kind,
-                func.count().label("count"),
-                func.min(job.c.created).label("oldest"),
-                func.sum(case((job.c.lease_until < now_s, 1), else_=0)).label("lapsed"),
-            )
-            .where(job.c.ended.is_(None))
-            .group_by(job.c.kind)
-        )
-    ]
-    by_kind = {row["kind"]: row["count"] for row in leases}
-    by_state = select(commit.c.state, func.count()).group_by(commit.c.state)
+def _gather(database: Database, connection: DatabaseConnection, watch: LeaseWatch) -> GcStatistics:
+    now_s = connection.value("SELECT :now")
+    leases = connection.rows(
+        "SELECT kind, count(*), min(created), sum(CASE WHEN lease_until < :now_s THEN 1 ELSE 0 END)"
+        " FROM gc_job WHERE ended IS NULL GROUP BY kind",
+        now_s=now_s,
+    )
+    by_kind = {kind: count for kind, count, _, _ in leases}
+    by_state = connection.rows("SELECT state, count(*) FROM gc_commit GROUP BY state")
     states, not_uploaded = _states(connection)
     return GcStatistics(
         now_s=now_s,
@@ -253,49 +251,39 @@ def _gather(database: Database, connection: Connection, watch: LeaseWatch) -> Gc
         not_uploaded_chunks=not_uploaded,
         jobs=by_kind.get("job", 0),
         pins=by_kind.get("pin", 0),
-        lapsed_leases=sum(int(row["lapsed"]) for row in leases),
-        oldest_lease_s=min((row["oldest"] for row in leases), default=None),
+        lapsed_leases=sum(int(lapsed) for *_, lapsed in leases),
+        oldest_lease_s=min((oldest_s for _, _, oldest_s, _ in leases), default=None),
         leases=tuple(watch.open_leases(connection, LEASES_SHOWN)),
-        commits={row[0]: row[1] for row in connection.execute(by_state)},
+        commits=dict(by_state),
         collectors=_collectors(connection),
     )
 
 
-def _states(connection: Connection) -> tuple[dict[ChunkState, StateTotals], int]:
+def _states(connection: DatabaseConnection) -> tuple[dict[ChunkState, StateTotals], int]:
     """Return the totals of each state, and how many chunks were reserved and not uploaded yet.
 
     A state is no column: it follows from the others, in the order below, as in transitions.py. Two
     truths about one chunk could differ.
     """
-    state = case(
-        (chunk.c.deleting.is_not(None), ChunkState.DELETING.value),
-        (chunk.c.removing.is_not(None), ChunkState.REMOVING.value),
-        (chunk.c.refcount > 0, ChunkState.LIVE.value),
-        else_=ChunkState.NASCENT.value,
-    ).label("state")
-    asked = select(
-        state,
-        func.count().label("count"),
-        func.sum(chunk.c.size_bytes).label("size"),
-        func.sum(case((chunk.c.uploaded.is_(True), 0), else_=1)).label("waiting"),
-    ).group_by(state)
-    rows = connection.execute(asked).mappings().all()
-    totals = {ChunkState(row["state"]): StateTotals(row["count"], int(row["size"])) for row in rows}
+    rows = connection.rows(
+        "SELECT CASE WHEN deleting IS NOT NULL THEN 'deleting' WHEN removing IS NOT NULL THEN "
+        "'removing' WHEN refcount > 0 THEN 'live' ELSE 'nascent' END AS state, "
+        "count(*), sum(size_bytes), sum(CASE WHEN uploaded IS TRUE THEN 0 ELSE 1 END) "
+        "FROM gc_chunk GROUP BY state"
+    )
+    totals = {ChunkState(state): StateTotals(count, int(size)) for state, count, size, _ in rows}
     every = (ChunkState.NASCENT, ChunkState.LIVE, ChunkState.REMOVING, ChunkState.DELETING)
     found = {one: totals.get(one, StateTotals()) for one in every}
-    return found, sum(int(row["waiting"]) for row in rows)
+    return found, sum(int(waiting) for *_, waiting in rows)
 
 
-def _collectors(connection: Connection) -> tuple[CollectorTotals, ...]:
-    rows = connection.execute(select(collector).order_by(collector.c.name)).mappings()
+def _collectors(connection: DatabaseConnection) -> tuple[CollectorTotals, ...]:
+    rows = connection.rows(
+        "SELECT name, started, updated, chunks, size_bytes, busy_s FROM gc_collector ORDER BY name"
+    )
     return tuple(
         CollectorTotals(
-            name=row["name"],
-            started_s=row["started"],
-            updated_s=row["updated"],
-            chunks=row["chunks"],
-            size_bytes=row["size_bytes"],
-            chunks_per_s=row["chunks"] / row["busy_s"] if row["busy_s"] else 0.0,
+            name, started_s, updated_s, chunks, size_bytes, chunks / busy_s if busy_s else 0.0
         )
-        for row in rows
+        for name, started_s, updated_s, chunks, size_bytes, busy_s in rows
     )

@@ -20,7 +20,6 @@ import itertools
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -38,6 +37,8 @@ from holdfast.seam.points import FaultPoint
 from holdfast.store.objects.objects import ObjectExists, StoredObject, joined
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from typing_extensions import Buffer
 
 Item = TypeVar("Item")
@@ -95,11 +96,13 @@ class LocalObjects:
         self._mark = ""
         self._mark_lock: Handle | None = None
         self._numbers = itertools.count()
-        self._threads = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
+        # Made when there is something to sync: most who open a store only read.
+        self._threads: ThreadPoolExecutor | None = None
 
     def close(self) -> None:
         """End the threads that sync, and give back our name for temporary files."""
-        self._threads.shutdown()
+        if self._threads is not None:
+            self._threads.shutdown()
         if self._mark_lock is not None:
             with contextlib.suppress(OSError):
                 # The name before the lock: unlocked first, it would for a moment look like that of
@@ -330,6 +333,11 @@ class LocalObjects:
             return
         # One task for each thread and not for each item: handing thousands of small items to a
         # pool costs more than the calls themselves.
+        from concurrent.futures import ThreadPoolExecutor, wait
+
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(SYNC_THREADS, thread_name_prefix="sync")
         futures = [self._threads.submit(work) for _ in range(min(SYNC_THREADS, len(items)))]
         wait(futures)
         for future in futures:

@@ -22,6 +22,9 @@ from blake3 import blake3
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+# Addresses of stores that are no folders.
+REMOTE_SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+
 
 class StoredObject(NamedTuple):
     """One object as a listing shows it."""

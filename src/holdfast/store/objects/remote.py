@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 # What S3 takes in one request.
 DELETE_BATCH = 1000
 LIST_PAGE = 1000

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
 from holdfast.operate.cli.base.groups import CommandGroup
-from holdfast.operate.cli.files import edit, show, transfer
+from holdfast.operate.cli.base.work import spare_the_collector
+
+# Command: its module here, and its name there. Each is loaded when it is called.
+COMMANDS = {
+    "ls": "show:list_command",
+    "cat": "show:cat_command",
+    "tags": "show:tags_command",
+    "put": "transfer:put_command",
+    "get": "transfer:get_command",
+    "cp": "edit:copy_command",
+    "rm": "edit:remove_command",
+    "diff": "show:diff_command",
+    "log": "show:log_command",
+    "commit": "edit:commit_command",
+    "compact": "edit:compact_command",
+    "export": "transfer:export_command",
+    "import": "transfer:import_command",
+    "index": "show:index_group",
+}
 
 
-@click.group(cls=CommandGroup)
+class FilesGroup(CommandGroup):
+    """The commands of the table above."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order of the table."""
+        return list(COMMANDS)
+
+    def find(self, name: str) -> click.Command | None:
+        """Import a command's module."""
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name].partition(":")
+        found: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), attribute)
+        return found
+
+
+@click.group(cls=FilesGroup)
 def command() -> None:
     """Keep versions of files: look at commits, bring files in, take them out, compare them.
 
     The store is named with --store, or with HOLDFAST_STORE in the environment.
     """
-
-
-for subcommand in (
-    show.list_command,
-    show.cat_command,
-    show.tags_command,
-    transfer.put_command,
-    transfer.get_command,
-    edit.copy_command,
-    edit.remove_command,
-    show.diff_command,
-    show.log_command,
-    edit.commit_command,
-    edit.compact_command,
-    transfer.export_command,
-    transfer.import_command,
-    show.index_group,
-):
-    command.add_command(subcommand)
+    spare_the_collector()

@@ -34,8 +34,8 @@ from holdfast.seam.names import stored_name
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, FileSetWriter
-    from holdfast.store.filesets.extract import Restoring
     from holdfast.store.filesets.folder_reader import FolderReport
+    from holdfast.store.filesets.restore import Restoring
     from holdfast.store.filesets.selection import OutsideLinks, Selection
     from holdfast.store.store import Store
 
@@ -62,7 +62,7 @@ def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
         keep_going: bool,
         **others: object,
     ) -> int:
-        from holdfast.store.filesets.extract import Restoring
+        from holdfast.store.filesets.restore import Restoring
 
         how = Restoring(overwrite, outside_links, owner, numeric_ids, set_id, keep_going)
         return command(how=how, **others)
