@@ -33,6 +33,7 @@ from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import Commits, FileInfo, FileSet
 from holdfast.store.filesets.fileset import BUFFER_BYTES, StoredFile
 from holdfast.store.filesets.paths import compile_glob
+from holdfast.store.gc.settings import GcSettings
 from holdfast.store.store import Store
 
 RowsFormat = Literal["files", "parquet", "arrow", "json"]
@@ -280,10 +281,7 @@ class FileSetReader(DataSourceReader):
 def open_store(options: FileSetOptions, lease_s: float) -> Iterator[Store]:
     """Open the store with its database; leases of this process have this length."""
     database = options.database.get_secret_value() if options.database else None
-    settings = StoreSettings()
-    settings = settings.model_copy(
-        update={"gc": settings.gc.model_copy(update={"lease_s": lease_s})}
-    )
+    settings = StoreSettings(gc=GcSettings(lease_s=lease_s))
     with Store.open(options.store, database=database, settings=settings) as store:
         yield store
 
