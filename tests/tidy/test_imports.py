@@ -187,7 +187,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "store": (
-        {"objects"},
+        {"bounds", "objects", "workers"},
         {"gc"},
         {"chunks"},
         {"store"},
