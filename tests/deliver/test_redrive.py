@@ -18,8 +18,8 @@ from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
 from holdfast.dead_letters.stored import LetterId, LetterSelection, letters_in
 from holdfast.deliver import redrive as redrive_module
-from holdfast.deliver.destination import FILTERED
 from holdfast.deliver.exporter import ALL_DELIVERED, Answer, Failure, FailureClass, all_failed
+from holdfast.deliver.judge import FILTERED
 from holdfast.deliver.redrive import (
     Replayed,
     SendUnits,

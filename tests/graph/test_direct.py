@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from pathlib import Path
 from urllib.error import HTTPError
 
@@ -21,11 +22,19 @@ from tests.ports import free_port
 from tests.signals.otlp.telemetry import request
 
 from holdfast.dead_letters.stored import letters_in
+from holdfast.deliver.direct import DirectInlet
 from holdfast.deliver.exporter import Answer, Failure, FailureClass, all_failed
+from holdfast.deliver.exporters.files import FilesExporter
 from holdfast.graph.loader import load
 from holdfast.graph.printing import as_text
 from holdfast.graph.reload import reload
 from holdfast.graph.runtime import Gateway
+from holdfast.seam.clock import RealClock
+from holdfast.signals.event import Event, Unit
+from holdfast.signals.otap import to_otlp
+from holdfast.signals.otap.from_otlp import otap_of
+from holdfast.signals.otap.to_otlp import otlp_of
+from holdfast.signals.otap_units import HEADERS_SLOT, headers_table
 from holdfast.signals.otlp import codec
 from holdfast.signals.otlp.kinds import OtlpKind
 
@@ -103,7 +112,7 @@ def test_a_destination_that_does_not_take_it_is_a_503(
     asyncio.run(play())
 
 
-def test_what_is_refused_for_good_is_a_dead_letter(tmp_path: Path) -> None:
+def test_what_is_refused_for_good_is_a_dead_letter_and_can_be_sent_again(tmp_path: Path) -> None:
     gateway = gateway_of(tmp_path, GRAPH)
     REFUSING.add("one")
 
@@ -114,8 +123,56 @@ def test_what_is_refused_for_good_is_a_dead_letter(tmp_path: Path) -> None:
             (letter,) = [stored.letter for stored in letters]
             assert (letter.destination, letter.reason) == ("one", "permanent")
             assert len(DELIVERED["two"]) == 1
+            REFUSING.clear()
+            assert gateway.tap("one", 0)["passed"] == 0
+            again = await gateway.replay_dead_letters({"destination": "one"})
+            assert (again["delivered"], len(DELIVERED["one"])) == (1, 1)
+            assert gateway.tap("one", 0)["passed"] == 1
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("kind", list(OtlpKind))
+def test_tables_are_sent_as_from_a_quiver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: OtlpKind
+) -> None:
+    graph = """\
+persistence: none
+nodes:
+  in: {kind: receiver, type: otap, config: {listening_addr: "127.0.0.1:0"}, to: [one]}
+  one: {kind: exporter, type: files, config: {directory: out}}
+"""
+    body = request(kind, random.Random(3))
+    (tables,) = otap_of(kind, [body])
+    taken: list[Unit] = []
+    threads: list[threading.Thread] = []
+
+    async def send_files(_: object, events: list[Unit]) -> Answer:
+        taken.extend(events)
+        return Answer()
+
+    def convert(*given: object) -> list[bytes]:
+        threads.append(threading.current_thread())
+        return otlp_of(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FilesExporter, "send", send_files)
+    monkeypatch.setattr(to_otlp, "otlp_of", convert)
+    gateway = Gateway(load(graph_file(tmp_path, graph)).graph)
+
+    async def play() -> None:
+        async with running(gateway):
+            inlet = DirectInlet(gateway._quivers.direct, RealClock())
+            stored = {**tables, HEADERS_SLOT: headers_table({"x-tenant": "one"})}
+            await inlet.append_async(stored)
+            (counted,) = (await gateway.statistics()).destinations
+            assert counted.figures.items[kind.value].sent == codec.check(kind, body)
+
+    asyncio.run(play())
+    (event,) = taken
+    assert isinstance(event, Event)
+    assert dict(event.headers) == {"x-tenant": "one"}
+    assert codec.contents(kind, event.payload) == codec.contents(kind, body)
+    assert all(one is not threading.main_thread() for one in threads), "it took the event loop"
 
 
 def test_telemetry_goes_from_one_gateway_to_another(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from holdfast.deliver.context import DeliveryContext
 from holdfast.deliver.delivery import DeliveryLoop
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
 from holdfast.deliver.feed import Feed
-from holdfast.deliver.judge import NOT_TAKEN
+from holdfast.deliver.judge import FILTERED_LETTER, NOT_TAKEN
 from holdfast.deliver.sending import Backoff, Bell, BreakerState, Cause, LoopTimer, Timer
 from holdfast.deliver.settings import DeliverySettings
 from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics, State
@@ -52,10 +52,6 @@ CLOSE_TIMEOUT_S = 5.0
 # and is the first again for one that ran longer than the second.
 RESTART_MIN_S = 1.0
 RESTART_MAX_S = 60.0
-# The code of a dead letter that processors keep from the destination when it is sent again.
-FILTERED = "filtered"
-
-_FILTERED = Failure(FailureClass.PERMANENT, "a processor filters it", code=FILTERED)
 
 log = logging.getLogger("holdfast.deliver")
 
@@ -285,7 +281,7 @@ class Destination:
             reason = f"a processor raised {type(error).__name__}"
             return Failure(FailureClass.PERMANENT, reason, code="processor")
         if ready is None:
-            return _FILTERED
+            return FILTERED_LETTER
         if self._context.tap is not None:
             self._context.tap(ready)
         return (await delivery.redrive([ready])).failed.get(0)

@@ -24,14 +24,16 @@ import pyarrow as pa
 
 from holdfast.dead_letters.letter import Letter
 from holdfast.deliver.context import DeliveryContext
-from holdfast.deliver.exporter import Failure, FailureClass
+from holdfast.deliver.exporter import Answer, Failure, FailureClass
+from holdfast.deliver.judge import FILTERED_LETTER
 from holdfast.deliver.sending import BreakerState, LoopTimer, Sender
 from holdfast.deliver.statistics import DeliveryCounters, DestinationStatistics, State
 from holdfast.errors import NotAccepted, Overloaded
 from holdfast.quiver import AckLevel, Position, Receipt
 from holdfast.quiver.base.frame import FrameKind
+from holdfast.quiver.segments.segment import Bundle, SlotsRead
 from holdfast.seam.clock import Clock
-from holdfast.signals.event import INLINE_BYTES, NO_HEADERS, ArrowData, Event, Unit
+from holdfast.signals.event import INLINE_BYTES, NO_HEADERS, Event, Unit
 from holdfast.signals.registry import signal_of
 from holdfast.signals.signal import Signal
 
@@ -91,7 +93,8 @@ class DirectDestination:
 
     async def _processed(self, unit: Unit) -> Unit | None:
         try:
-            if unit.size_bytes > INLINE_BYTES and self._context.chains:
+            is_large = unit.size_bytes > INLINE_BYTES and self._context.chains
+            if is_large or self._context.converts(unit):
                 left = await asyncio.to_thread(self._context.process, unit)
             else:
                 left = self._context.process(unit)
@@ -168,6 +171,20 @@ class DirectDestination:
         await self._context.dead_letters.undelivered([letter])
         self._counters.dead_lettered[failure.kind.value] += unit.rows
         self._counters.last_error = str(failure)
+
+    async def redrive(self, events: Sequence[Unit]) -> Answer:
+        """Send dead letters once more, each alone, through the processors; nothing is written."""
+        failed: dict[int, Failure] = {}
+        for index, event in enumerate(events):
+            ready = await self._processed(event)
+            if ready is None:
+                failed[index] = FILTERED_LETTER
+                continue
+            async with self._places:
+                answer = await self._sender.send([ready])
+            if 0 in answer.failed:
+                failed[index] = answer.failed[0]
+        return Answer(failed)
 
     def statistics(self) -> DestinationStatistics:
         """Return a snapshot; nothing ever waits."""
@@ -254,9 +271,12 @@ class DirectInlet:
     ) -> Receipt:
         """Return when every destination has the record batches."""
         seq, signal = next(self._seqs), signal_of(FrameKind.ARROW, tuple(data))
-        now_ns = self._clock.wall_ns()
-        bundle = ArrowData(self.quiver_id, Position(seq), data, now_ns, signal.name)
-        return await self._hand_over([bundle], signal, seq, bundle.rows, level)
+        rows, found = sum(batch.num_rows for batch in data.values()), SlotsRead({**data}, {})
+        bundle = Bundle(
+            seq, FrameKind.ARROW, self._clock.wall_ns(), None, None, 0, rows, lambda: found
+        )
+        units = signal.units(bundle, self.quiver_id, 0)
+        return await self._hand_over(units, signal, seq, rows, level)
 
     async def _hand_over(
         self, units: Sequence[Unit], signal: Signal, seq: int, rows: int, level: AckLevel

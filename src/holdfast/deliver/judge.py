@@ -33,6 +33,9 @@ from holdfast.signals.event import Unit
 _REFUSALS = (FailureClass.PERMANENT, FailureClass.TOO_LARGE)
 # The code of what a destination cannot be given at all.
 NOT_TAKEN = "not_taken"
+# And of a dead letter that processors keep from the destination when it is sent again.
+FILTERED = "filtered"
+FILTERED_LETTER = Failure(FailureClass.PERMANENT, "a processor filters it", code=FILTERED)
 
 
 class Taken(NamedTuple):

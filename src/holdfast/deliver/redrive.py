@@ -26,8 +26,8 @@ from typing import Any
 from holdfast.dead_letters.letter import Letter
 from holdfast.dead_letters.queue import KEEPER, UNDELIVERED_DIR, DeadLetterQueue
 from holdfast.dead_letters.stored import LetterSelection, StoredLetter, letters_in
-from holdfast.deliver.destination import FILTERED
 from holdfast.deliver.exporter import Answer, Failure, FailureClass
+from holdfast.deliver.judge import FILTERED
 from holdfast.errors import BadInput
 from holdfast.quiver import Outcome
 from holdfast.seam.clock import Clock, RealClock

@@ -490,7 +490,8 @@ class Gateway:
 
     def tap(self, name: str, after: int) -> dict[str, Any]:
         """Return samples of the events on their way to a destination."""
-        self._quivers.outlets_to(name)
+        if all(one.name != name for one in self._quivers.direct):
+            self._quivers.outlets_to(name)
         return dict(self.taps.read(name, after))
 
     async def replay_dead_letters(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -500,9 +501,9 @@ class Gateway:
             raise BadInput("the gateway is not open yet", hint="try again in a moment")
 
         def sender_to(name: str) -> SendUnits | None:
-            found = (one.destination for one in self._quivers.outlets if one.name == name)
-            destination = next(found, None)
-            return None if destination is None else destination.redrive
+            running: list[Destination | DirectDestination] = [*self._quivers.direct]
+            running += [outlet.destination for outlet in self._quivers.outlets]
+            return next((one.redrive for one in running if one.name == name), None)
 
         return await serve_replay(letters, request, sender_to)
 
