@@ -124,6 +124,20 @@ def test_every_batch_is_a_bundle_that_stands_for_itself(place: Place, packing: A
         assert counted.items == {kind.value: ItemCounts(accepted=6) for kind in OtlpKind}
 
 
+def test_headers_that_no_backend_would_take_are_refused_with_their_batch(place: Place) -> None:
+    values = ["a\r\nx-evil: 1", "a\x00", " a", "a\t", "x" * 5000, "good one"]
+    encoder = StreamEncoder()
+    with running(place, keep_headers=["x-tenant"]) as server, otap_call(server.target) as call:
+        for number, value in enumerate(values):
+            call.send(encoder.encode(number, SPANS, {"x-tenant": value}))
+            answer = call.status()
+            assert answer[:2] == (number, "OK" if value == "good one" else "INVALID_ARGUMENT")
+        assert call.finish() == "OK"
+        counted = server.receiver.statistics()
+        assert (counted.accepted, counted.rejected) == (1, {"invalid": 5})
+        assert counted.items["traces"].refused == 5 * len(IDS)
+
+
 def test_a_bad_batch_has_its_status_and_those_around_it_theirs(place: Place) -> None:
     encoder = StreamEncoder()
     with running(place) as server, otap_call(server.target) as call:

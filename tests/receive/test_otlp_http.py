@@ -21,6 +21,7 @@ from holdfast.receive.connection import HELD_BYTES_MAX
 from holdfast.receive.http_app import HttpApp
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.otlp import Config, OtlpReceiver
+from holdfast.receive.otlp_intake import KEPT_HEADERS_CHARACTERS_MAX
 from holdfast.receive.receiver import ItemCounts
 from holdfast.settings import Secret
 from holdfast.signals.otlp import codec
@@ -176,6 +177,8 @@ def test_chosen_headers_are_kept_and_secrets_cannot_be(place: Place) -> None:
     assert post(app, TRACES, headers=sent).status == 200
     assert post(app, TRACES).status == 200
     assert place.stored_headers() == [{"x-scope-orgid": "tenant-1"}, {}]
+    long = {**PROTOBUF, "X-Scope-OrgID": "x" * (KEPT_HEADERS_CHARACTERS_MAX + 1)}
+    assert post(app, TRACES, headers=long).status == 400
     for name in ("Authorization", "content-type", "a b", ""):
         with pytest.raises(ValueError, match="cannot be kept"):
             Config(keep_headers=(name,))

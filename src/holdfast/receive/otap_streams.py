@@ -28,6 +28,7 @@ from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import Admission, TokenClient
 from holdfast.receive.grpc_server import ReceiverGate, client_of
 from holdfast.receive.http_app import RequestCounts
+from holdfast.receive.otlp_intake import check_kept
 from holdfast.receive.receiver import ItemCounts, ReceiverContext
 from holdfast.receive.responses import Reason, Refused
 from holdfast.signals.otap.limits import StreamLimits
@@ -84,13 +85,18 @@ class OtapIntake:
     def kept_headers(
         self, client: TokenClient, of_stream: HeaderList, of_batch: Mapping[str, str]
     ) -> dict[str, str]:
-        """Return what is stored beside a batch: who sent it, and the headers that are kept."""
+        """Return what is stored beside a batch: who sent it, and the headers that are kept.
+
+        Raises `Refused` for headers that nobody would take.
+        """
         kept = dict(client.event_headers or {})
         if self._kept_headers:
             # What a batch says itself is about it alone.
             known = {name.decode("latin-1"): value.decode("latin-1") for name, value in of_stream}
             known |= of_batch
-            kept |= {name: known[name] for name in self._kept_headers if name in known}
+            sent_on = {name: known[name] for name in self._kept_headers if name in known}
+            check_kept(sent_on)
+            kept |= sent_on
         return kept
 
     async def store(
@@ -203,15 +209,16 @@ class _Conversation:
             await self._reject(message, error, began_ns)
             self._room.release()
             return not error.breaks_stream
-        tables = self._stored(batch)
-        held_bytes = sum(table.nbytes for table in tables.values())
         goes_on = False
         try:
             self._remember()
             goes_on = True
+            tables = self._stored(batch)
+            held_bytes = sum(table.nbytes for table in tables.values())
             self._place.hold(held_bytes)
         except Refused as refused:
-            self._intake.counts[self._kind].refused += self._intake.items_of(self._kind, tables)
+            items = self._intake.items_of(self._kind, batch.tables)
+            self._intake.counts[self._kind].refused += items
             await self._refuse(batch.batch_id, refused, began_ns)
             self._room.release()
             return goes_on

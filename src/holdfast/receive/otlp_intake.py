@@ -22,11 +22,14 @@ from holdfast.receive.admission import TokenClient
 from holdfast.receive.otlp_checks import HEAVY_BYTES, CheckedRequest, OtlpChecks, check_here
 from holdfast.receive.receiver import FastIntake, ItemCounts, LeftPayload, ReceiverContext
 from holdfast.receive.responses import OnStored, Reason, Refused
+from holdfast.signals.event import unsendable_header
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.problem import NotOtlp
 
 # What is larger is checked elsewhere, and has to wait for that.
 FAST_BYTES = HEAVY_BYTES
+# What the headers that are kept of a request may have together: more is refused by many backends.
+KEPT_HEADERS_CHARACTERS_MAX = 4096
 
 
 class OtlpSender(NamedTuple):
@@ -50,6 +53,20 @@ class PartialSuccess(NamedTuple):
 
     rejected_items: int
     message: str
+
+
+def check_kept(headers: Mapping[str, str]) -> None:
+    """Raise `Refused` if no backend would take headers that are sent on to it.
+
+    Told to the sender now: later they would hold up everybody whose telemetry goes the same way.
+    """
+    hint = "send another value; the headers that are kept are those of `keep_headers`"
+    if (name := unsendable_header(headers)) is not None:
+        message = f"the header {name} begins or ends with a blank, or has control characters"
+        raise Refused(Reason.INVALID, message, hint)
+    if sum(map(len, headers.values())) > KEPT_HEADERS_CHARACTERS_MAX:
+        message = f"headers that are kept have more than {KEPT_HEADERS_CHARACTERS_MAX} characters"
+        raise Refused(Reason.INVALID, message, hint)
 
 
 class OtlpIntake:
@@ -99,7 +116,11 @@ class OtlpIntake:
         # An empty request is legal in OTLP, and there is nothing to keep of it.
         if not binary:
             return TakenRequest()
-        headers = self._event_headers(sender)
+        try:
+            headers = self._event_headers(sender)
+        except Refused:
+            self.counts[kind].refused += items
+            raise
         dropped = 0
         if self._before is not None:
             binary, dropped = await self._led_through(kind, binary, headers, items)
@@ -179,7 +200,7 @@ class OtlpIntake:
 
         try:
             return intake.offer(body, self._event_headers(sender), stored)
-        except BundleTooLarge:
+        except (BundleTooLarge, Refused):
             return False
 
     def _event_headers(self, sender: OtlpSender) -> Mapping[str, str] | None:
@@ -192,6 +213,7 @@ class OtlpIntake:
             for name, value in sender.headers
             if name in self._kept_headers
         }
+        check_kept(kept)
         return {**(known or {}), **kept} or None
 
     async def _reject(

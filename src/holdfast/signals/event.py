@@ -8,6 +8,7 @@ rows.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ RAW_SIGNAL = "raw"
 ItemCounter: TypeAlias = Callable[[Any], int]
 # Our own header beside an event: who sent it to us. It is nobody's business further on.
 _OWN_HEADER = "client"
+# The value of a header: no control characters, and no blanks at its ends.
+_VALUE = re.compile(r"([^\x00-\x20\x7f]([^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?)?")
 _NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11")
 
 
@@ -210,6 +213,14 @@ def arrow_data_of(
 def headers_sent_on(unit: Unit) -> dict[str, str]:
     """Return the headers that were kept of a unit, to be sent on with it."""
     return {name: value for name, value in unit.headers.items() if name != _OWN_HEADER}
+
+
+def unsendable_header(headers: Mapping[str, str]) -> str | None:
+    """Return the name of a header whose value HTTP cannot carry; None if there is none.
+
+    OTAP brings headers inside of its batches, where any bytes can be written.
+    """
+    return next((name for name, value in headers.items() if not _VALUE.fullmatch(value)), None)
 
 
 def _idempotency_key(quiver_id: str, position: Position) -> str:

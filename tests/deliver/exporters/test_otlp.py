@@ -117,6 +117,14 @@ def test_only_equal_headers_and_signals_are_joined(collector: Collector) -> None
     assert all("client" not in metadata for _, _, metadata in collector.seen)
 
 
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_a_kept_header_that_cannot_be_sent_costs_its_own_events_alone(protocol: str) -> None:
+    units = [unit(0, traces("a"), x_tenant="a\r\nb"), unit(1, traces("b"), x_tenant=" a")]
+    (answer_,) = send(exporter("http://127.0.0.1:1", protocol=protocol), units)
+    assert [one.kind for one in answer_.failed.values()] == [FailureClass.PERMANENT] * 2
+    assert "header x-tenant" in answer_.failed[0].reason
+
+
 def test_headers_of_the_configuration_stand_above_kept_ones(collector: Collector) -> None:
     made = exporter(
         collector.url,

@@ -40,7 +40,7 @@ from holdfast.deliver.exporters.http_client import (
 from holdfast.extras import need
 from holdfast.grpc.status import fields_of
 from holdfast.settings import FileSettings, SizeBytes
-from holdfast.signals.event import Event, headers_sent_on
+from holdfast.signals.event import Event, headers_sent_on, unsendable_header
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.signal import Form, Takes
 
@@ -234,6 +234,9 @@ class OtlpExporter:
         fewer of them then, which it can account for one by one.
         """
         kind, kept = OtlpKind(key.signal), dict(key.headers)
+        if (name := unsendable_header(kept)) is not None:
+            reason = f"its header {name} begins or ends with a blank, or has control characters"
+            return Failure(FailureClass.PERMANENT, reason, "header")
         body = b"".join(bodies)
         if len(body) <= self._config.max_request_bytes:
             failure = await self._send_one(kind, body, kept, rejected)
