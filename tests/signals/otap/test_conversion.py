@@ -144,6 +144,17 @@ def test_more_rows_than_ids_are_several_batches(
     assert normal_form(kind, b"".join(back)) == normal_form(kind, b"".join(bodies))
 
 
+def test_a_batch_of_one_resource_can_be_cut_for_backends_that_take_little() -> None:
+    made: Any = REQUESTS[OtlpKind.LOGS]()
+    records = made.resource_logs.add().scope_logs.add().log_records
+    for number in range(60):
+        records.add(severity_text=f"{number}".zfill(100_000))
+    (tables,) = otap_of(OtlpKind.LOGS, [made.SerializeToString()])
+    for most_bytes in (1024 * 1024, 4 * 1024 * 1024):
+        parts = codec.split(b"".join(otlp_of(OtlpKind.LOGS, tables)), most_bytes)
+        assert max(map(len, parts)) <= most_bytes
+
+
 def test_no_items_are_no_batch() -> None:
     assert otap_of(OtlpKind.LOGS, []) == []
     assert otap_of(OtlpKind.LOGS, [b""]) == []

@@ -37,8 +37,9 @@ from holdfast.signals.otlp.flat.nested import Converter, converter, descriptor_o
 from holdfast.signals.otlp.flat.pieces import CALL_BYTES_MAX
 from holdfast.signals.otlp.kinds import OtlpKind
 
-# A request is begun anew when it has as much; a single item may be larger.
-REQUEST_BYTES_MAX = 4 * 1024 * 1024
+# Items of one request; a single one may be larger. Far below what backends take, and they count
+# resources and scopes, too: what they find too large is cut between requests, and nowhere else.
+REQUEST_BYTES_MAX = 512 * 1024
 # How many rows a table may become by being referred to more than once, above those that it has.
 REPEATED_ROWS_MAX = 1024 * 1024
 # Numbers of fields, the same for all signals: the resources of a request; of a resource or a scope
@@ -98,12 +99,12 @@ class _RequestMaker:
                 strict=True,
             )
             for item, (resource, scope) in zip(items, places, strict=True):
+                if held and size_bytes + len(item) > REQUEST_BYTES_MAX:
+                    yield _request(held)
+                    held, size_bytes = {}, 0
                 above = held.setdefault(resources[resource], {})
                 above.setdefault(scopes[scope], []).append(item)
                 size_bytes += len(item)
-                if size_bytes > REQUEST_BYTES_MAX:
-                    yield _request(held)
-                    held, size_bytes = {}, 0
         if held:
             yield _request(held)
 
