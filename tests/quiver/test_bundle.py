@@ -22,6 +22,7 @@ from holdfast.quiver.base.bundle import (
     decode_arrow,
     encode_arrow,
     encode_raw,
+    joined,
     read_stream,
 )
 from holdfast.quiver.base.frame import NO_WATERMARK, FrameKind
@@ -47,6 +48,24 @@ def test_raw_events_come_back_byte_for_byte_with_their_headers(
     assert [payload for payload, _ in rows] == payloads
     wanted = [header or None for header in headers] if headers else [None] * len(payloads)
     assert [None if h is None else json.loads(h) for _, h in rows] == wanted
+
+
+# Around the sizes where parts are copied alone, and without the interpreter's lock.
+part_sizes = st.sampled_from([0, 1, 100, 8 * 1024 - 1, 8 * 1024, 100_000, 256 * 1024, 300_000])
+
+
+@given(st.lists(part_sizes, max_size=6), st.integers(0, 255))
+def test_parts_are_joined_byte_for_byte(sizes: list[int], first: int) -> None:
+    parts = [bytes([(first + place) % 256]) * size for place, size in enumerate(sizes)]
+    given_parts = [part if place % 2 else pa.py_buffer(part) for place, part in enumerate(parts)]
+    assert joined(given_parts).to_pybytes() == b"".join(parts)
+
+
+@pytest.mark.parametrize("event", [b"\xff\x80", b"\xff" * 5_000])
+def test_many_raw_events_come_back_as_a_few_do(event: bytes) -> None:
+    """Large bundles are kept in Arrow's memory, whose bytes are signed unless cast."""
+    events = [event] * 10
+    assert raw_rows(encode_raw("slot", events, None, LIMIT), "slot") == [(event, None)] * 10
 
 
 def raw_rows(encoded: Encoded, slot: str) -> list[tuple[bytes, str | None]]:

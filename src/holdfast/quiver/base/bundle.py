@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -44,7 +44,10 @@ _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
 _RAW_HEAD = struct.Struct("<IH")
 _ONE_EVENT = struct.Struct("<II")
-_JOINED_AT_ONCE_BYTES = 256 * 1024
+# Smaller parts are put together before they are copied.
+_COPIED_ALONE_BYTES = 8 * 1024
+# More than this is copied without the interpreter's lock.
+_COPIED_AT_ONCE_BYTES = 256 * 1024
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 # Schemas (as messages) that were checked before and have no dictionaries: a check takes as long as
@@ -136,20 +139,47 @@ def encode_arrow(data: BundleData, max_bytes: int, damaged_slots: Sequence[str] 
 def joined(parts: Sequence[pa.Buffer | memoryview | bytes]) -> pa.Buffer:
     """Return the parts as one buffer, in memory that Arrow takes again when it is free.
 
-    Other threads run while Arrow copies. `bytes.join` stops them all, so it gets a little at once.
+    That memory matters more than the copy: Python's own comes fresh from the system, and its pages
+    cost ten times what it takes to fill them.
+
+    Other threads run while Arrow copies. For a few microseconds that is not worth giving up the
+    interpreter's lock, which it may take milliseconds to get again.
     """
-    whole = pa.allocate_buffer(sum(map(len, parts)))
-    writer = pa.FixedSizeBufferWriter(whole)
+    size_bytes = sum(map(len, parts))
+    whole = pa.allocate_buffer(size_bytes)
+    if size_bytes >= _COPIED_AT_ONCE_BYTES:
+        writer = pa.FixedSizeBufferWriter(whole)
+        for piece in _pieces(parts):
+            writer.write(piece)
+        return whole
+    view, position = memoryview(whole).cast("B"), 0
+    for piece in _pieces(parts):
+        end = position + len(piece)
+        view[position:end] = memoryview(piece).cast("B")
+        position = end
+    return whole
+
+
+def _pieces(
+    parts: Sequence[pa.Buffer | memoryview | bytes],
+) -> Iterator[pa.Buffer | memoryview | bytes]:
+    """Yield large parts alone, and small ones together: a thousand copies cost more than one."""
     small: list[pa.Buffer | memoryview | bytes] = []
     small_bytes = 0
     for part in parts:
+        if len(part) >= _COPIED_ALONE_BYTES:
+            if small:
+                yield b"".join(small)
+                small, small_bytes = [], 0
+            yield part
+            continue
         small.append(part)
         small_bytes += len(part)
-        if small_bytes >= _JOINED_AT_ONCE_BYTES:
-            writer.write(small[0] if len(small) == 1 else b"".join(small))
+        if small_bytes >= _COPIED_AT_ONCE_BYTES:
+            yield b"".join(small)
             small, small_bytes = [], 0
-    writer.write(b"".join(small))
-    return whole
+    if small:
+        yield b"".join(small)
 
 
 def _as_batch(rows: object) -> pa.RecordBatch:
@@ -321,7 +351,12 @@ def is_large(payloads: Payloads) -> bool:
 def is_large_data(data: BundleData) -> bool:
     """Whether putting record batches together would make an event loop stand still."""
     batches = data.values() if isinstance(data, Mapping) else (data,)
-    return sum(getattr(rows, "nbytes", 0) for rows in batches) > LARGE_BYTES
+    rows = [one for one in batches if isinstance(one, pa.RecordBatch | pa.Table)]
+    # What their buffers hold is known at once. What they themselves have may be less, if they are
+    # slices, and takes half as long to find out as all the rest of an append.
+    if sum([one.get_total_buffer_size() for one in rows]) <= LARGE_BYTES:
+        return False
+    return sum(one.nbytes for one in rows) > LARGE_BYTES
 
 
 def encode_raw(
@@ -348,13 +383,15 @@ def encode_raw(
         # The arrays of lengths are machine numbers as they are: `check_machine` refuses to open a
         # quiver where that would not be little-endian.
         # Of bytes alone, because many of them are then joined without the interpreter's lock.
-        payload = b"".join((head, lengths.tobytes(), *events, *blobs))
+        payload: bytes | pa.Buffer = b"".join((head, lengths.tobytes(), *events, *blobs))
         # `join` takes anything with a buffer. A view of wider items has fewer items than bytes,
         # and its length in the table would then be wrong for every event behind it.
         if len(payload) != len(head) + lengths.itemsize * len(lengths) + sum(lengths):
             raise TypeError("its length is not its size in bytes")
     except TypeError as error:
         raise BadInput(f"a payload is not bytes: {error}", hint="encode it first") from error
+    if len(payload) >= _COPIED_ALONE_BYTES:
+        payload = joined([payload])  # for the sake of the memory
     return _checked(Encoded(FrameKind.RAW, payload, len(events)), max_bytes)
 
 

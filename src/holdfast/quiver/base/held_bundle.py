@@ -108,7 +108,7 @@ class HeldBundle(NamedTuple):
     def content(self) -> memoryview:
         """Return the payload; raise `Damaged` if it can no longer be read."""
         payload = self.payload
-        return payload.read() if isinstance(payload, Unread) else memoryview(payload)
+        return payload.read() if isinstance(payload, Unread) else memoryview(payload).cast("B")
 
 
 def in_memory(
