@@ -352,3 +352,52 @@ def test_a_cancelled_append_that_nobody_took_yet_is_withdrawn() -> None:
         return append
 
     assert not asyncio.run(run()).claim(), "the writer could still take it"
+
+
+def test_async_appends_wait_by_one_timer_and_none_is_kept_once_it_is_answered(
+    machine: Machine,
+) -> None:
+    """One that was cancelled, or waits for a segment, must not hold up those behind it."""
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
+    quiver = machine.start(through=lambda _: gated)
+    inbox = quiver._writer.inbox
+
+    async def run() -> Receipt:
+        first = asyncio.ensure_future(quiver.append_raw_async(b"first"))
+        await asyncio.to_thread(gated.reached.wait, PATIENCE_S)
+        sealed = asyncio.ensure_future(quiver.append_raw_async(b"x", level=AckLevel.SEGMENT))
+        cancelled = asyncio.ensure_future(quiver.append_raw_async(b"cancelled"))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.sleep(0)
+        gated.gate.set()
+        await first
+        timer = inbox._deadlines_here()._timer
+        for _ in range(20):
+            await quiver.append_raw_async(b"event")
+            assert len(inbox._deadlines_here()._waiting) == 1
+        assert inbox._deadlines_here()._timer is timer
+        await asyncio.to_thread(quiver.flush)
+        return await sealed
+
+    assert asyncio.run(run()).level is AckLevel.SEGMENT
+    assert [b"cancelled"] not in payloads(quiver).values()
+    asyncio.run(quiver.append_raw_async(b"in another loop"))
+    assert len(inbox._deadlines) == 1, "a closed loop was kept"
+
+
+def test_an_async_append_of_a_writer_that_hangs_is_given_up_in_time(machine: Machine) -> None:
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
+    quiver = machine.start(quiet(timeout_s=0.2 * SCALE), through=lambda _: gated)
+
+    async def run() -> list[Receipt | BaseException]:
+        first = asyncio.ensure_future(quiver.append_raw_async(b"claimed"))
+        await asyncio.to_thread(gated.reached.wait, PATIENCE_S)
+        second = quiver.append_raw_async(b"unclaimed")
+        return list(await asyncio.gather(first, second, return_exceptions=True))
+
+    claimed, unclaimed = asyncio.run(run())
+    gated.gate.set()
+    assert isinstance(claimed, Overloaded)
+    assert isinstance(unclaimed, Overloaded)
+    assert (claimed.stored, unclaimed.stored) == ("maybe", "no")

@@ -197,7 +197,7 @@ def test_answered_events_are_not_kept(machine: Machine) -> None:
         for number in range(20):
             assert intake.offer(b"event", None, answers.append)
             await answered(answers, number + 1)
-            assert len(intake._waiting) <= 1
+            assert len(intake._deadlines._waiting) <= 1
         return intake
 
     in_loop(offer)

@@ -14,7 +14,7 @@ import copy
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import datetime
 from pathlib import PurePath
 from typing import Literal, Self, Unpack
@@ -222,12 +222,11 @@ class Quiver:
         self._writer.inbox.put(append, deadline_s)
         return append.wait(deadline_s - clock.monotonic_s())
 
-    async def _append_all_async(self, bundles: list[Encoded], options: AppendOptions) -> Receipt:
+    def _append_all_async(
+        self, bundles: list[Encoded], options: AppendOptions
+    ) -> Awaitable[Receipt]:
         append = self._make_append(bundles, asyncio.get_running_loop(), **options)
-        clock, timeout_s = self._clock, self._config.append.timeout_s
-        deadline_s = clock.monotonic_s() + timeout_s
-        await self._writer.inbox.put_async(append, deadline_s)
-        return await append.wait_async(deadline_s - clock.monotonic_s())
+        return self._writer.inbox.send(append, self._config.append.timeout_s)
 
     def _make_append(
         self,

@@ -356,7 +356,7 @@ def is_large_data(data: BundleData) -> bool:
     # slices, and takes half as long to find out as all the rest of an append.
     if sum([one.get_total_buffer_size() for one in rows]) <= LARGE_BYTES:
         return False
-    return sum(one.nbytes for one in rows) > LARGE_BYTES
+    return bool(sum(one.nbytes for one in rows) > LARGE_BYTES)
 
 
 def encode_raw(

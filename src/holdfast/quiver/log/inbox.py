@@ -3,13 +3,13 @@
 A producer waits twice: for room (here), and for its answer (`Append`). Both waits end at the same
 deadline. Threads wait on a lock each; coroutines wait on a future of their own loop, or give a
 function that is called in it (`Intake`), and every loop is woken once per group, not once per
-append.
+append. One timer serves all that wait in a loop (`Deadlines`): they have the same time-out, so the
+one that came first is the first to give up.
 
 **The intake** takes single events from one event loop, with as little as possible for each of them.
-`append_raw_async` costs an event a coroutine, a future, a timer and a step of its loop. Here it is
-handed over immediately or not at all, and a function is called in the loop when its group is
-answered. All events of one group are answered in one step of the loop, and one timer serves all
-that wait: they have the same time-out, so the one that came first is the first to give up.
+`append_raw_async` costs an event two coroutines, a future and a step of its loop. Here it is handed
+over immediately or not at all, and a function is called in the loop when its group is answered: all
+events of one group in one step of the loop.
 """
 
 from __future__ import annotations
@@ -111,22 +111,30 @@ class Append:
             self._give_up()
         return self._result()
 
-    async def wait_async(self, timeout_s: float) -> Receipt:
-        """Await the answer; as `wait`. Cancelled, it is withdrawn if that is still possible."""
-        assert self._loop is not None
+    async def answered(self) -> Receipt:
+        """Await the answer, or that `notify` is called without one: then the time is over.
+
+        Cancelled, it is withdrawn if that is still possible.
+        """
         assert self._future is not None
-        # A timer of our own: asyncio.wait_for costs more than all the rest of an append.
-        timer = self._loop.call_later(max(0.0, timeout_s), resolve_futures, [self._future])
         try:
             await self._future
         except asyncio.CancelledError:
-            self.claim()  # if the writer has not taken it yet, it never does
+            if self.claim():  # the writer has not taken it yet, and never does
+                self.outcome = asyncio.CancelledError()
             raise
-        finally:
-            timer.cancel()
         if self.outcome is None:
             self._give_up()
         return self._result()
+
+    async def wait_async(self, timeout_s: float) -> Receipt:
+        """Await the answer; as `wait`, by a timer of its own: those of asyncio cost far more."""
+        assert self._loop is not None
+        timer = self._loop.call_later(max(0.0, timeout_s), self.notify)
+        try:
+            return await self.answered()
+        finally:
+            timer.cancel()
 
     def notify(self) -> None:
         """Let whoever waits in a loop have the outcome; runs in that loop, works once."""
@@ -210,6 +218,48 @@ def resolve_futures(futures: list[asyncio.Future[None]]) -> None:
             future.set_result(None)
 
 
+class Deadlines:
+    """Ends the waiting of the appends of one event loop, with one timer for all of them.
+
+    They have the same time-out, and are answered in the order in which they came.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        # In the order of their deadlines; the first is one that is not answered.
+        self._waiting: deque[tuple[float, Append]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, append: Append, timeout_s: float) -> None:
+        """Notify this append after so many seconds, if it is not answered by then."""
+        # Here as well as in the timer: under load the front of the queue is always answered, and
+        # it must not grow by one entry per append until the next time-out.
+        self._forget_answered()
+        self._waiting.append((self._loop.time() + timeout_s, append))
+        if self._timer is None:
+            self._set_timer()
+
+    def _forget_answered(self) -> None:
+        waiting = self._waiting
+        while waiting and waiting[0][1].outcome is not None:
+            waiting.popleft()
+
+    def _set_timer(self) -> None:
+        self._timer = self._loop.call_at(self._waiting[0][0], self._give_up)
+
+    def _give_up(self) -> None:
+        """Tell those whose time is over, and look again when the next one's is."""
+        self._timer = None
+        now_s = self._loop.time()
+        self._forget_answered()
+        while self._waiting and self._waiting[0][0] <= now_s:
+            _, append = self._waiting.popleft()
+            append.notify()
+        self._forget_answered()
+        if self._waiting:
+            self._set_timer()
+
+
 @dataclass(frozen=True)
 class WriterRequest:
     """Something else the writer is asked to do, in order with the appends."""
@@ -233,6 +283,7 @@ class Inbox:
         # save themselves the `notify`.
         self._reader_waits = False
         self._loops_waiting: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = {}
+        self._deadlines: dict[asyncio.AbstractEventLoop, Deadlines] = {}
 
     @property
     def pending_bytes(self) -> int:
@@ -251,6 +302,31 @@ class Inbox:
         """Hand over an append if there is room for it now."""
         with self._lock:
             return self._try_put(append)
+
+    async def send(self, append: Append, timeout_s: float) -> Receipt:
+        """Hand over an append of the running loop and await its answer, both within the time.
+
+        The others wait by one timer. It serves them only because they are answered in the order
+        in which they came: one whose time runs already, or that waits for a segment, would keep
+        all that were answered behind it in memory.
+        """
+        if append.level is not AckLevel.SEGMENT and self.offer(append):
+            self._deadlines_here().add(append, timeout_s)
+            return await append.answered()
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        await self.put_async(append, deadline_s)
+        return await append.wait_async(deadline_s - self._clock.monotonic_s())
+
+    def _deadlines_here(self) -> Deadlines:
+        """Return those of the running loop; those of loops that are closed go."""
+        loop = asyncio.get_running_loop()
+        found = self._deadlines.get(loop)
+        if found is None:
+            with self._lock:
+                known = self._deadlines.items()
+                self._deadlines = {one: its for one, its in known if not one.is_closed()}
+                found = self._deadlines[loop] = Deadlines(loop)
+        return found
 
     async def put_async(self, append: Append, deadline_s: float) -> None:
         """Hand over an append; awaits room."""
@@ -369,9 +445,7 @@ class Intake:
         self._level = level
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        # In the order of their deadlines; the first is one that is not answered.
-        self._waiting: deque[tuple[float, Append]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadlines = Deadlines(self._loop)
         bind_to_process(self)
 
     def offer(self, payload: bytes, header: Headers | None, on_answer: OnAnswer) -> bool:
@@ -387,30 +461,5 @@ class Intake:
                 return False
         except NotAccepted:
             return False
-        # Here as well as in the timer: under load the front of the queue is always answered, and
-        # it must not grow by one entry per event until the next time-out.
-        self._forget_answered()
-        self._waiting.append((self._loop.time() + self._timeout_s, append))
-        if self._timer is None:
-            self._set_timer()
+        self._deadlines.add(append, self._timeout_s)
         return True
-
-    def _forget_answered(self) -> None:
-        waiting = self._waiting
-        while waiting and waiting[0][1].outcome is not None:
-            waiting.popleft()
-
-    def _set_timer(self) -> None:
-        self._timer = self._loop.call_at(self._waiting[0][0], self._give_up)
-
-    def _give_up(self) -> None:
-        """Tell those whose time is over, and look again when the next one's is."""
-        self._timer = None
-        now_s = self._loop.time()
-        self._forget_answered()
-        while self._waiting and self._waiting[0][0] <= now_s:
-            _, append = self._waiting.popleft()
-            append.notify()
-        self._forget_answered()
-        if self._waiting:
-            self._set_timer()
