@@ -19,7 +19,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
-from scripts import config_page, metrics_page
+from scripts import code_pages, config_page, metrics_page
 from tests.processors.passing import event_of
 
 from holdfast.deliver.exporters.classify import failure_of_status
@@ -56,6 +56,13 @@ Claims = Iterator[tuple[str, object, object]]
 
 def of_config(page: str) -> Claims:
     yield "run: python scripts/config_page.py", page, config_page.page()
+
+
+def of_code(name: str) -> Callable[[str], Claims]:
+    def claims(page: str) -> Claims:
+        yield "run: python scripts/code_pages.py", page, code_pages.PAGES[name]()
+
+    return claims
 
 
 def of_metrics(page: str) -> Claims:
@@ -260,6 +267,7 @@ def yaml_blocks(page: str) -> list[dict[str, Any]]:
 
 
 CLAIMS: dict[str, Callable[[str], Claims]] = {
+    **{name: of_code(name) for name in code_pages.PAGES},
     "config": of_config,
     "exporters": of_exporters,
     "flight": of_flight,
@@ -283,6 +291,10 @@ def test_a_page_says_what_the_code_does(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "word"),
     [
+        ("cli", "--since"),
+        ("errors", "DiskFull"),
+        ("python-api", "append_raw"),
+        ("spark", "max_rows"),
         ("config", "default"),
         ("exporters", "401"),
         ("flight", "None"),

@@ -26,8 +26,13 @@ COMMANDS = {
         "cmd_demo",
         "Watch it keep its promise: a gateway, kill -9, a table that adds up.",
     ),
+    "init": ("cmd_init", "Write a commented graph file to begin with, for one of five cases."),
     "up": ("cmd_up", "Run a gateway: receive, hold and deliver, as a graph file says."),
     "node": ("cmd_node", "Run a data node: keep the parts that senders hand over, each once."),
+    "status": ("cmd_status", "Say how a gateway is: what came in, what waits, what was lost."),
+    "top": ("cmd_status:top_command", "Watch a gateway live: rates, what waits, how long."),
+    "report": ("cmd_report", "Say what became of everything: nothing was lost, or exactly what."),
+    "send": ("cmd_send", "Post the events of files to a gateway: NDJSON, OTLP JSON, Parquet."),
     "validate": ("cmd_config:validate_command", "Check a graph file; all errors in one pass."),
     "print-config": (
         "cmd_config:print_config_command",

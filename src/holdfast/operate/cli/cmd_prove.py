@@ -18,6 +18,7 @@ import click
 
 from holdfast import prove
 from holdfast.errors import BadInput
+from holdfast.extras import need
 from holdfast.operate.cli.base.output import json_option, print_json, print_table, stderr
 from holdfast.prove.cables import check_partitions
 from holdfast.prove.small_disk import check_small_disk
@@ -36,7 +37,7 @@ class _Asked(NamedTuple):
 
 
 @click.command()
-@click.argument("name", type=click.Choice(list(prove.NAMES)))
+@click.argument("name", metavar="NAME|CONFIG")
 @click.option("--kills", default=20, show_default=True, type=click.IntRange(1, 100_000))
 @click.option(
     "--seconds",
@@ -61,7 +62,18 @@ def command(
     as_json: bool,
     **bounds: Any,
 ) -> int:
-    """Kill the process behind NAME again and again, and check what it promised."""
+    """Kill the process behind NAME again and again, and check what it promised.
+
+    NAME is quiver, gateway, otel, dataflow, handoff or store. CONFIG is a graph file of yours: its
+    receiver and its buffer are proven, in a copy beside its data directory; what it sends to is
+    replaced by two local backends, and what runs is not touched.
+    """
+    is_file = name not in prove.NAMES
+    if is_file and not Path(name).is_file():
+        known = ", ".join(prove.NAMES)
+        raise click.BadParameter(f"{name!r} is neither a graph file nor one of {known}")
+    if is_file and list_points:
+        raise click.UsageError("--list is for the names of proofs")
     if list_points:
         _list(name, as_json)
         return 0
@@ -75,7 +87,15 @@ def command(
         if directory.exists() and any(directory.iterdir()):
             raise BadInput("the directory is not empty", hint="name a new one", path=str(directory))
         return _run(asked, directory, as_json)
-    return _run_aside(asked, as_json)
+    return _run_aside(asked, as_json, _disk_of(name) if is_file else None)
+
+
+def _disk_of(config: str) -> Path:
+    """Return where a copy of a graph file is proven: on the disk that it names."""
+    need("gateway")
+    from holdfast.prove.own_config import disk_of
+
+    return disk_of(Path(config))
 
 
 def _check_partitions(name: str) -> None:
@@ -99,9 +119,9 @@ def _small_disk_bytes(name: str, size: str | None) -> int | None:
     return size_bytes
 
 
-def _run_aside(asked: _Asked, as_json: bool) -> int:
+def _run_aside(asked: _Asked, as_json: bool, beside: Path | None) -> int:
     """Run in a folder of its own, which stays if there is something to look for in it."""
-    directory = Path(tempfile.mkdtemp(prefix="holdfast-prove-"))
+    directory = Path(tempfile.mkdtemp(prefix="holdfast-prove-", dir=beside))
     is_done_with = False
     try:
         code = _run(asked, directory, as_json)

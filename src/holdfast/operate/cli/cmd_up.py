@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 
@@ -14,7 +15,7 @@ from holdfast.errors import BadConfig
 from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
 from holdfast.graph.loader import Loaded, load
 from holdfast.operate.cli.base.output import finding_line, json_option
-from holdfast.operate.cli.base.target import config_argument
+from holdfast.operate.cli.cmd_init import DEFAULT_CASE, DEFAULT_FILE, write_case
 
 # When all is stopped: how long a user's own coroutines may take to end.
 LAST_WAIT_S = 3.0
@@ -23,7 +24,7 @@ log = logging.getLogger("holdfast.operate")
 
 
 @click.command()
-@config_argument
+@click.argument("config", type=click.Path(dir_okay=False), required=False)
 @click.option(
     "--check",
     is_flag=True,
@@ -42,13 +43,25 @@ log = logging.getLogger("holdfast.operate")
 @click.option("--handoff-root-path", help="The directory of the quiver.")
 @json_option
 def command(
-    config: str, check: bool, worker: int | None, as_json: bool, **data_nodes: str | int | None
+    config: str | None,
+    check: bool,
+    worker: int | None,
+    as_json: bool,
+    **data_nodes: str | int | None,
 ) -> None:
     """Run a gateway until it is stopped: receive, hold, deliver.
+
+    Without CONFIG it runs ./holdfast.yaml, and writes that first if it is not there: lineage on
+    127.0.0.1:5000, held on disk, delivered to Marquez and to files (`holdfast init`).
 
     SIGTERM stops it within `drain`, a second one immediately; SIGHUP reads CONFIG again. With
     --json the log is in JSON whatever CONFIG says.
     """
+    if config is None:
+        config = DEFAULT_FILE
+        if not Path(config).exists() and not check:
+            write_case(DEFAULT_CASE, Path(config))
+            click.echo(f"wrote {config}; change it, and apply that with `kill -HUP`", err=True)
     loaded = load(config, flags={key: one for key, one in data_nodes.items() if one is not None})
     if check:
         _check(loaded)

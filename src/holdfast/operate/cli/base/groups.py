@@ -13,7 +13,12 @@ from click.shell_completion import get_completion_class
 
 EXAMPLES = {
     "demo": "demo",
+    "init": "init openlineage --file gateway.yaml",
     "up": "up gateway.yaml",
+    "status": "status gateway.yaml",
+    "top": "top gateway.yaml",
+    "report": "report gateway.yaml --since 2026-11-15T00:00:00+00:00",
+    "send": "send events.ndjson --to http://127.0.0.1:5000",
     "node": "node --data ./node-a --listen 127.0.0.1:8816",
     "node scrub": "node scrub grpc://127.0.0.1:8816",
     "validate": "validate gateway.yaml",
