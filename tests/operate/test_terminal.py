@@ -16,7 +16,7 @@ from tests.support.backend import HttpBackend
 
 from holdfast.graph.loader import load
 from holdfast.operate.cli import cli
-from holdfast.operate.cli.cmd_init import CASES, DEFAULT_FILE
+from holdfast.operate.cli.base.cases import CASES, DEFAULT_FILE
 from holdfast.operate.cli.cmd_send import items_of
 from holdfast.operate.cli.cmd_status import duration
 from holdfast.quiver import Outcome, Quiver, QuiverConfig, SegmentConfig, SubscriberOptions

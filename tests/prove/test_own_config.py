@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from holdfast.operate.cli import cli
-from holdfast.operate.cli.cmd_init import write_case
+from holdfast.operate.cli.base.cases import write_case
 from holdfast.prove.gateway import GatewayProver
 from holdfast.prove.own_config import disk_of
 

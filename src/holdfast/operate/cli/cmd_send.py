@@ -41,7 +41,7 @@ _LATER = (429, 502, 503, 504)
 _DENIED = (401, 403)
 
 
-class Item(NamedTuple):
+class FileRequest(NamedTuple):
     """One request that is to be posted, and where it stands."""
 
     where: str
@@ -88,7 +88,7 @@ def command(
     Ends with 1 if some were refused for what they are; the others are on the gateway's disk.
     """
     accepted, refused = 0, []
-    with closing(_Sender(url, _token(token_env), timeout_s)) as sender:
+    with closing(_FilePoster(url, _token(token_env), timeout_s)) as sender:
         for item in (item for path in paths for item in items_of(path)):
             problem = sender.post(item)
             if problem is None:
@@ -115,7 +115,7 @@ def _token(name: str | None) -> str | None:
 # ------------------------------------------------------------------------ reading
 
 
-def items_of(path: Path) -> Iterator[Item]:
+def items_of(path: Path) -> Iterator[FileRequest]:
     """Yield the requests that a file holds, in their order."""
     try:
         if path.suffix == ".parquet":
@@ -127,7 +127,7 @@ def items_of(path: Path) -> Iterator[Item]:
         raise BadInput(message, hint="name files that are there", path=str(path)) from error
 
 
-def _json_items(path: Path) -> Iterator[Item]:
+def _json_items(path: Path) -> Iterator[FileRequest]:
     with path.open("rb") as file:
         first = next((line for line in file if line.strip()), b"")
         if not _is_document(first):
@@ -146,7 +146,7 @@ def _is_document(line: bytes) -> bool:
         return False
 
 
-def _whole_document(path: Path) -> Iterator[Item]:
+def _whole_document(path: Path) -> Iterator[FileRequest]:
     if path.stat().st_size > DOCUMENT_BYTES_MAX:
         hint = "write one document in each line (NDJSON)"
         raise BadInput("the document is too large", hint=hint, path=str(path))
@@ -159,7 +159,7 @@ def _whole_document(path: Path) -> Iterator[Item]:
         yield _item(f"{path}#{number}", orjson.dumps(one))
 
 
-def _item(where: str, body: bytes) -> Item:
+def _item(where: str, body: bytes) -> FileRequest:
     """Return a document as a request; what is no JSON is sent all the same, and refused there."""
     try:
         document = orjson.loads(body)
@@ -167,10 +167,10 @@ def _item(where: str, body: bytes) -> Item:
         document = None
     keys = document.keys() if isinstance(document, dict) else ()
     kind = next((kind for kind in OtlpKind if kind.json_field in keys), None)
-    return Item(where, LINEAGE_PATH if kind is None else kind.http_path, body)
+    return FileRequest(where, LINEAGE_PATH if kind is None else kind.http_path, body)
 
 
-def _parquet_items(path: Path) -> Iterator[Item]:
+def _parquet_items(path: Path) -> Iterator[FileRequest]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -191,7 +191,7 @@ def _parquet_items(path: Path) -> Iterator[Item]:
             where, number = f"{path}#{number + 1}", number + 1
             body = payload.encode() if isinstance(payload, str) else payload
             if slot in kinds:
-                yield Item(where, kinds[slot].http_path, body, "application/x-protobuf")
+                yield FileRequest(where, kinds[slot].http_path, body, "application/x-protobuf")
             else:
                 yield _item(where, body)
 
@@ -199,7 +199,7 @@ def _parquet_items(path: Path) -> Iterator[Item]:
 # ------------------------------------------------------------------------ sending
 
 
-class _Sender:
+class _FilePoster:
     """Posts over one connection for each receiver."""
 
     def __init__(self, url: str | None, token: str | None, timeout_s: float) -> None:
@@ -213,7 +213,7 @@ class _Sender:
         for connection in self._connections.values():
             connection.close()
 
-    def post(self, item: Item) -> str | None:
+    def post(self, item: FileRequest) -> str | None:
         """Post until it is taken; return why it will never be, or None."""
         url = self._url or (LINEAGE_URL if item.is_lineage else OTLP_URL)
         deadline_s, pause_s = time.monotonic() + self._timeout_s, PAUSE_S
@@ -232,7 +232,7 @@ class _Sender:
             time.sleep(min(after_s or pause_s, PAUSE_MAX_S))
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
-    def _try(self, url: str, item: Item) -> tuple[int, str, float]:
+    def _try(self, url: str, item: FileRequest) -> tuple[int, str, float]:
         """Return the status (0: no answer), what was said, and the pause that was asked for."""
         connection = self._connection(url)
         path = urlsplit(url).path.rstrip("/")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import CannotOpen
+from holdfast.operate.cli.base.outcomes import report
 from holdfast.operate.cli.base.output import (
     counted,
     json_option,
@@ -127,8 +128,6 @@ def command(target: Target, as_json: bool) -> int:
 
 
 def _from_files(target: Target, error: CannotOpen, as_json: bool) -> int:
-    from holdfast.operate.cli.cmd_report import report
-
     accounts = report(target).accounts
     if not accounts:
         raise error

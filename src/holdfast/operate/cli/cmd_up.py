@@ -14,8 +14,8 @@ import click
 from holdfast.errors import BadConfig
 from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
 from holdfast.graph.loader import Loaded, load
+from holdfast.operate.cli.base.cases import DEFAULT_CASE, DEFAULT_FILE, write_case
 from holdfast.operate.cli.base.output import finding_line, json_option
-from holdfast.operate.cli.cmd_init import DEFAULT_CASE, DEFAULT_FILE, write_case
 
 # When all is stopped: how long a user's own coroutines may take to end.
 LAST_WAIT_S = 3.0
