@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from holdfast.errors import StorageFailed
 from holdfast.query import open_tables
 from holdfast.query.kept import KeptTables
 from holdfast.query.sql import answer
-from holdfast.quiver import Quiver, QuiverConfig
+from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig
 from holdfast.signals.otap.from_otlp import otap_of
 from holdfast.signals.otlp.flat.schema import REQUEST, TABLES
 from holdfast.signals.otlp.flat.table import flat_table
@@ -138,6 +139,35 @@ def test_batches_of_otap_are_in_the_same_table(
         assert len({tuple(one.values()) for one in identity}) == expected.num_rows
 
 
+def test_what_several_workers_have_not_sealed_is_not_mixed_up(tmp_path: Path) -> None:
+    bodies = [request(OtlpKind.TRACES, random.Random(number), items=5) for number in range(2)]
+    expected = flat_table(OtlpKind.TRACES, bodies)
+    with ExitStack() as stack:
+        opened = [Quiver.open(tmp_path / name, CONFIG) for name in ("core-00", "core-01")]
+        for quiver, body in zip(opened, bodies, strict=True):
+            (batch,) = otap_of(OtlpKind.TRACES, [body])
+            stack.enter_context(quiver).append(batch)
+        found = open_tables(*(one.directory for one in opened))["spans"].to_table()
+    names = ["time", "service_name", "attributes", "resource_attributes", "events", "links"]
+    told = sorted(map(str, found.select(names).to_pylist()))
+    assert told == sorted(map(str, expected.select(names).to_pylist()))
+
+
+def test_a_kept_table_has_the_rows_of_opaque_files(tmp_path: Path) -> None:
+    bodies = [request(OtlpKind.TRACES, random.Random(number), items=5) for number in range(2)]
+    config = replace(CONFIG, segment=SegmentConfig(max_files=2))
+    with Quiver.open(tmp_path / "q", config) as quiver:
+        for body in bodies:
+            (batch,) = otap_of(OtlpKind.TRACES, [body])
+            quiver.append(batch)
+            quiver.flush()
+            quiver.append_raw(body, slot=OtlpKind.TRACES.slot)
+    keep = KeptTables(tmp_path / "kept")
+    with answer(open_tables(tmp_path / "q", keep=keep), "select count(*) n from spans") as reader:
+        (found,) = reader.read_all().to_pylist()
+    assert found["n"] == 2 * flat_table(OtlpKind.TRACES, bodies).num_rows
+
+
 def test_tables_of_sealed_segments_are_kept(stored: Stored, tmp_path: Path) -> None:
     folder = tmp_path / "kept's"
     query = (
@@ -158,12 +188,15 @@ def test_tables_of_sealed_segments_are_kept(stored: Stored, tmp_path: Path) -> N
     assert asked(KeptTables(folder)) == expected
     assert {path: path.stat().st_ino for path in kept} == kept
     # What is beyond the bound is made each time, and files that nobody uses go.
-    stranger = folder / "old.parquet"
-    stranger.write_bytes(bytes(10_000))
-    os.utime(stranger, (1, 1))
+    former = folder / f"{min(kept).name[:36]}-of-a-former-one-spans-0123abcd.parquet"
+    stranger = folder / "own.parquet"
+    for path in (former, stranger):
+        path.write_bytes(bytes(10_000))
+        os.utime(path, (1, 1))
     assert asked(KeptTables(folder, max_bytes=1)) == expected
-    assert not stranger.exists()
-    assert len(list(folder.iterdir())) < 6
+    assert not former.exists()
+    assert len(list(folder.iterdir())) < 7
+    assert stranger.exists(), "it is somebody else's"
     stored.quiver.flush()
     assert asked(KeptTables(folder)) == expected
     assert len(list(folder.glob("*-spans-*.parquet"))) == 3

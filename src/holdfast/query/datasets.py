@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,7 +26,7 @@ from holdfast.errors import Damaged, HoldfastError
 from holdfast.query.kept import KeptTables
 from holdfast.quiver.base.config import ItemTable, QuiverConfig
 from holdfast.quiver.read.scan import OnDamage, TimeRange, scan
-from holdfast.quiver.read.tables import StoredParts, scan_table, table_schema
+from holdfast.quiver.read.tables import StoredParts, may_have_items, scan_table, table_schema
 from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.rows import GroupTable, TableMaker
 from holdfast.quiver.segments.segment import Segment
@@ -132,12 +133,13 @@ class _Look:
         self._times = times
         self._on_damage = on_damage
         self._segments: list[Segment] = []
-        self._tail: list[GroupTable] = []
+        # Of each quiver by itself.
+        self._tails: list[list[GroupTable]] = []
         makes = TableMaker(QuiverConfig(extractors=extractors()))
         for directory in directories:
             inventory = inspect(disk, PurePath(directory))
             self._segments += inventory.segments
-            self._tail += makes.tables(inventory.unsealed)
+            self._tails.append(list(makes.tables(inventory.unsealed)))
 
     def slots(self) -> list[str]:
         """Return the slots that have rows; those of opaque files are known when they are read."""
@@ -147,15 +149,17 @@ class _Look:
             for file in segment.summary.files
             if file.kind != OPAQUE
         }
-        groups = [made.group for made in self._tail]
+        groups = [made.group for tail in self._tails for made in tail]
         unsealed = {slot for group in groups for slot in (group.slots or [group.slot])}
         return sorted(sealed | unsealed)
 
     def slot(self, name: str) -> StoredDataset:
         """Return a slot, with the envelope of its rows."""
 
+        tail = [*chain.from_iterable(self._tails)]
+
         def open_stream(columns: Sequence[str] | None) -> pa.RecordBatchReader:
-            return scan(self._segments, self._tail, name, columns, self._times, self._on_damage)
+            return scan(self._segments, tail, name, columns, self._times, self._on_damage)
 
         return StoredDataset(self._disk, open_stream, lambda: open_stream(None).schema)
 
@@ -165,14 +169,13 @@ class _Look:
         for name, table in tables().items():
             dataset = found[name] = self._table(table, self._segments)
             if keep is not None:
-                wanted = {table.raw_slot, *table.arrow_slots[:1]}
-                having = [one for one in self._segments if wanted & set(one.summary.slots)]
+                having = [one for one in self._segments if may_have_items(table, one)]
                 files = keep.of(name, table, having)
                 dataset.kept = files.paths, self._table(table, files.others)
         return found
 
     def _table(self, table: ItemTable, segments: Sequence[Segment]) -> StoredDataset:
-        parts = StoredParts(segments, self._tail, self._on_damage)
+        parts = StoredParts(segments, self._tails, self._on_damage)
         return StoredDataset(
             self._disk,
             lambda columns: scan_table(table, parts, columns, self._times),

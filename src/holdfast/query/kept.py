@@ -13,6 +13,7 @@ the ones used longest ago go, and what one query needs beyond the bound is made 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,8 @@ KEPT_BYTES = 10 * 1024**3
 # Rows of a group: duckdb reads groups side by side, and leaves out those whose bounds say so.
 _GROUP_ROWS = 100_000
 _SUFFIX = ".parquet"
+# Of a quiver, a segment, a table and its columns. Whatever else is in the folder is somebody's own.
+_OURS = re.compile(r"[0-9a-f-]{32,36}-.+-\w+-[0-9a-f]{8}\.parquet")
 
 
 class KeptFiles(NamedTuple):
@@ -90,7 +93,7 @@ class KeptTables:
 
     def _remove_oldest(self) -> None:
         """Remove files until the rest is within the bound; those in use stay."""
-        files = [(one.stat(), one) for one in self._folder.glob(f"*{_SUFFIX}")]
+        files = [(one.stat(), one) for one in self._folder.iterdir() if _OURS.fullmatch(one.name)]
         total_bytes = sum(stat.st_size for stat, _ in files)
         for stat, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
             if total_bytes <= self._max_bytes:

@@ -91,12 +91,19 @@ def known_table(tables: Mapping[str, ItemTable], name: str) -> ItemTable:
     return tables[name]
 
 
+def may_have_items(table: ItemTable, segment: Segment) -> bool:
+    """Whether a segment may have rows of a table; which slots are in opaque files only they say."""
+    wanted = {table.raw_slot, *table.arrow_slots}
+    return any(file.slot in wanted or file.kind == OPAQUE for file in segment.summary.files)
+
+
 @dataclass(frozen=True)
 class StoredParts:
     """What a table is made from: sealed segments, and what is not sealed yet."""
 
     segments: Sequence[Segment]
-    tail: Sequence[GroupTable]
+    # Of each quiver by itself: the numbers of bundles are its own.
+    tails: Sequence[Sequence[GroupTable]]
     on_damage: OnDamage = "fail"
     span: Span = EVERYTHING
     was_removed: WasRemoved = lambda _: False
@@ -107,13 +114,13 @@ class StoredParts:
         One by one: numbers by which the rows of several slots refer to each other are put together
         within a segment.
         """
-        wanted = {table.raw_slot, *table.arrow_slots}
         for segment in self.segments:
             summary = segment.summary
-            has_any = any(file.slot in wanted or file.kind == OPAQUE for file in summary.files)
-            if has_any and self.span.overlaps(summary.first_seq, summary.last_seq):
+            overlaps = self.span.overlaps(summary.first_seq, summary.last_seq)
+            if overlaps and may_have_items(table, segment):
                 yield self._scan_slot([segment], (), times)
-        yield self._scan_slot([], self.tail, times)
+        for tail in self.tails:
+            yield self._scan_slot([], tail, times)
 
     def _scan_slot(
         self, segments: Sequence[Segment], tail: Sequence[GroupTable], times: TimeRange
