@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,13 @@ from holdfast.dataflow.base.points import TRAP, BatchPoint
 from holdfast.errors import CheckFailed
 from holdfast.graph.pipelines import load_pipelines
 from holdfast.prove import dataflow
-from holdfast.prove.dataflow import PIPELINES, DataflowProver, graph_file
+from holdfast.prove.dataflow import (
+    LINEAGE_ENDS,
+    PIPELINES,
+    DataflowEnds,
+    DataflowProver,
+    graph_file,
+)
 from holdfast.prove.dataflow_checker import DataflowVerdict
 from holdfast.prove.lineage import INVALID
 from holdfast.prove.runner import ProofOptions
@@ -44,7 +51,7 @@ print("still alive", flush=True)
 
 
 def test_the_configuration_of_the_proof_is_valid(tmp_path: Path) -> None:
-    (tmp_path / "gateway.yaml").write_text(graph_file(4711, tmp_path))
+    (tmp_path / "gateway.yaml").write_text(graph_file([4711], tmp_path))
     loaded = load_pipelines(tmp_path / "gateway.yaml")
     assert tuple(loaded.pipelines) == PIPELINES
     assert not loaded.warnings
@@ -100,11 +107,14 @@ class _Child:
 
 
 def made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gateway: int | None = None
-) -> DataflowProver:
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gateway: int | None = None,
+    ends: DataflowEnds[DataflowVerdict] = LINEAGE_ENDS,
+) -> DataflowProver[DataflowVerdict]:
     """Return a prover whose gateway ended so, or runs."""
     options = ProofOptions(1, 1, tmp_path / "proof", tmp_path / "proof", lambda told: None)
-    prover = DataflowProver(options)
+    prover = DataflowProver(options, ends)
     children = prover._processes.children
     monkeypatch.setitem(children, "gateway", _Child(gateway))
     return prover
@@ -115,8 +125,8 @@ def test_the_end_waits_for_no_batch_of_events_that_nobody_posts(
 ) -> None:
     monkeypatch.setattr(dataflow, "PROGRESS_SECONDS_MAX", PATIENCE_S)
     verdict = DataflowVerdict()
-    monkeypatch.setattr(dataflow, "check_dataflow", lambda *_: verdict)
-    proof, clients, batches = made(tmp_path, monkeypatch), _Child(), [0]
+    ends = replace(LINEAGE_ENDS, check=lambda *_: verdict)
+    proof, clients, batches = made(tmp_path, monkeypatch, ends=ends), _Child(), [0]
 
     def count() -> list[int]:
         # Everything that was posted is in a batch at once.

@@ -17,6 +17,7 @@ NAMES = {
     "otel": "kill a gateway of telemetry and its backends; every span must arrive, once",
     "otap": "the same with the proposal's file: OTLP and OTAP in, everything to both backends",
     "dataflow": "kill a gateway and the driver of its pipelines; every event must count once",
+    "telemetry": "kill a gateway and the driver of its statistics; they must be a plain count's",
     "handoff": "kill, stop and cut off data nodes and their gateway; each owner has all, once",
     "store": "kill writers, readers, deleters and collectors; what is used stays, nothing else",
 }
@@ -78,6 +79,12 @@ def _prover(name: str) -> Callable[[ProofOptions], dict[str, Any]]:
             from holdfast.prove.dataflow import prove_dataflow
 
             return prove_dataflow
+        case "telemetry":
+            need("otel")
+            need("spark")
+            from holdfast.prove.telemetry_stats import prove_telemetry
+
+            return prove_telemetry
         case "handoff":
             need("gateway")
             from holdfast.prove.handoff import prove_handoff
@@ -110,7 +117,7 @@ def points(name: str) -> list[tuple[str, str]]:
         from holdfast.deliver.context import DeliveryPoint
 
         listed += DeliveryPoint
-    if name == "dataflow":
+    if name in ("dataflow", "telemetry"):
         from holdfast.dataflow.base.points import BatchPoint
 
         listed += BatchPoint

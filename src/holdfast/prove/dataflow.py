@@ -13,9 +13,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import yaml
 
@@ -29,7 +30,6 @@ from holdfast.prove.dataflow_checker import (
     LATE,
     NAMES,
     WINDOW_S,
-    DataflowVerdict,
     check_dataflow,
 )
 from holdfast.prove.runner import (
@@ -84,7 +84,24 @@ _COLUMNS = {
 _MAP = {"map": {"select": _COLUMNS}}
 
 
-def graph_file(port: int, folder: Path) -> str:
+Verdict = TypeVar("Verdict")
+
+
+@dataclass(frozen=True)
+class DataflowEnds(Generic[Verdict]):
+    """What is particular about a proof of pipelines: who sends, what is counted, and the check."""
+
+    # Of this package; its clients are told the ports, where their journals are, and how many.
+    module: str
+    ports: int
+    graph: Callable[[Sequence[int], Path], str]
+    # Each is one query.
+    pipelines: tuple[str, ...]
+    # Of the clients' journals, and of the folder that the sinks are in.
+    check: Callable[[Path, Path], Verdict]
+
+
+def graph_file(ports: Sequence[int], folder: Path) -> str:
     """Return the configuration."""
     names = {
         "vertices": {
@@ -119,33 +136,42 @@ def graph_file(port: int, folder: Path) -> str:
             f"windows.late -> {LATE}",
         ],
     }
-    receiver = {
-        "kind": "receiver",
-        "type": "openlineage",
-        "config": {"listen": f"127.0.0.1:{port}"},
-        "to": ["buffer"],
-    }
+    (port,) = ports
+    receiver = {"type": "openlineage", "config": {"listen": f"127.0.0.1:{port}"}}
+    return gateway_file(receiver, {}, {NAMES: names, COUNTS: counts}, folder)
+
+
+def gateway_file(
+    receiver: Mapping[str, Any],
+    quiver: Mapping[str, Any],
+    pipelines: Mapping[str, Any],
+    folder: Path,
+) -> str:
+    """Return the configuration of a gateway with one receiver, a quiver, and pipelines."""
     spark = {
         "master": "local[2]",
         "conf": {"spark.driver.memory": "1g", "spark.local.dir": str(folder / "spark")},
         "restart_min": "200ms",
         "restart_max": "2s",
     }
+    buffer = {"kind": "processor", "type": "quiver", "config": {**_QUIVER, **quiver}}
     written = {
         "data_dir": "data",
         "drain": "20s",
         "admin": {"listen": None},
-        "nodes": {
-            "lineage": receiver,
-            "buffer": {"kind": "processor", "type": "quiver", "config": _QUIVER},
-        },
+        "nodes": {"events": {"kind": "receiver", **receiver, "to": ["buffer"]}, "buffer": buffer},
         "spark": spark,
-        "pipelines": {NAMES: names, COUNTS: counts},
+        "pipelines": dict(pipelines),
     }
     return yaml.safe_dump(written, sort_keys=False)
 
 
-class DataflowProver:
+LINEAGE_ENDS = DataflowEnds(
+    module="lineage", ports=1, graph=graph_file, pipelines=PIPELINES, check=check_dataflow
+)
+
+
+class DataflowProver(Generic[Verdict]):
     """A gateway with pipelines, the driver that it starts, and its clients.
 
     A driver is not a child of this process but of the gateway, and starts a JVM and workers of its
@@ -155,19 +181,20 @@ class DataflowProver:
 
     last_step = "everything has to be counted"
 
-    def __init__(self, options: ProofOptions) -> None:
+    def __init__(self, options: ProofOptions, ends: DataflowEnds[Verdict]) -> None:
         directory = options.directory
         self._options = options
+        self._ends = ends
         self._processes = ProofProcesses(directory, options.seed)
         self._dice = self._processes.dice
         self._traps = directory / "traps"
         for folder in (self._traps, directory / "spark"):
             folder.mkdir()
-        (self._port,) = free_ports(1)
+        self._ports = free_ports(ends.ports)
         self._config = directory / "gateway.yaml"
-        self._config.write_text(graph_file(self._port, directory))
+        self._config.write_text(ends.graph(self._ports, directory))
         graph = load(self._config).graph
-        self._states = [state_dir(graph, name) for name in PIPELINES]
+        self._states = [state_dir(graph, name) for name in ends.pipelines]
         self._environment = {TRAPS: str(self._traps), TRAP: "holdfast.prove.sessions:reached"}
 
     # ----------------------------------------------------------------- starting
@@ -175,8 +202,8 @@ class DataflowProver:
     def start(self) -> None:
         """Start the gateway and its clients; they run until the end."""
         self._start_gateway()
-        arguments = (str(self._port), str(self._processes.journals), str(CLIENTS))
-        self._processes.start(_CLIENTS, "lineage", "clients", *arguments, "paced", word=None)
+        told = (*map(str, self._ports), str(self._processes.journals), str(CLIENTS), "paced")
+        self._processes.start(_CLIENTS, self._ends.module, "clients", *told, word=None)
         self._options.progress("Spark starts")
 
     def _start_gateway(self) -> None:
@@ -186,7 +213,7 @@ class DataflowProver:
             word=None, environment=self._environment, leads_session=True,
         )  # fmt: skip
         self._processes.wait_until(
-            lambda: listens(self._port), START_SECONDS_MAX, "the gateway does not listen"
+            lambda: all(map(listens, self._ports)), START_SECONDS_MAX, "the gateway does not listen"
         )
 
     def wait_for_progress(self) -> None:
@@ -280,14 +307,14 @@ class DataflowProver:
 
     # ------------------------------------------------------------------- ending
 
-    def settle(self) -> DataflowVerdict:
+    def settle(self) -> Verdict:
         """Stop the clients, let the pipelines read everything and close; compare."""
         # While somebody posts: the last event may be in a batch already.
         self.wait_for_progress()
         self._processes.stop(_CLIENTS)
-        for name in PIPELINES:
+        for name in self._ends.pipelines:
             self._drain(name)
-        return check_dataflow(self._processes.journals, self._options.directory)
+        return self._ends.check(self._processes.journals, self._options.directory)
 
     def _drain(self, name: str) -> None:
         """Let a pipeline read everything, close its windows, and stop.
@@ -319,5 +346,5 @@ class DataflowProver:
 def prove_dataflow(options: ProofOptions) -> dict[str, Any]:
     """Kill gateway and driver again and again under load, and check what was promised."""
     runner = ProofRunner(options)
-    verdict = runner.run(DataflowProver(options), options.kills, options.seconds)
+    verdict = runner.run(DataflowProver(options, LINEAGE_ENDS), options.kills, options.seconds)
     return runner.report("dataflow", verdict.ok, asdict(verdict))

@@ -2,14 +2,16 @@
 
 Each is a process of its own:
 
-    python -m holdfast.prove.telemetry clients GRPC_PORT HTTP_PORT JOURNAL_DIR COUNT
+    python -m holdfast.prove.telemetry clients GRPC_PORT HTTP_PORT JOURNAL_DIR COUNT [paced]
     python -m holdfast.prove.telemetry grpc|http PORT JOURNAL
 
 Every other client speaks gRPC, the rest HTTP, by turns in protobuf and JSON; each sends traces,
 metrics and logs by turns. They end after SIGTERM, or when their parent is gone; they are never
 killed. What was not answered is not sent again: a second copy would be the client's doing, and hide
 one of the gateway's. OTLP tells no position, so the answer is noted with the client's own count:
-what one client was answered for must arrive in that order.
+what one client was answered for must arrive in that order. Paced ones send more slowly, because the
+machine runs Spark beside them, and what services say of their calls at that moment
+(service_calls.py).
 
 The backend writes down every item before it answers, one line each, `R <nanoseconds> <name>`, with
 one system call per request. A name of `?` is an item that nobody sent, or that was changed. It
@@ -41,6 +43,7 @@ from google.protobuf.message import DecodeError
 from holdfast.grpc.client import GrpcClient, GrpcTarget
 from holdfast.grpc.status import CallFailed
 from holdfast.prove.journal import UNKNOWN, ProofJournal
+from holdfast.prove.service_calls import service_request
 from holdfast.prove.victim import end_with_parent, say, terminated, wait_for
 from holdfast.seam.clock import RealClock
 from holdfast.signals.otlp.codec import item_lists
@@ -51,6 +54,8 @@ from holdfast.signals.otlp.messages import REQUESTS
 TIMEOUT_S = 30.0
 # A gateway that is being restarted is asked again after so long; it has the machine meanwhile.
 PAUSE_S = 0.1
+# Between two requests of a paced client.
+PACE_S = 0.05
 # Requests have by turns one item and so many.
 ITEMS_MAX = 5
 # About as large as an item of a real application.
@@ -183,8 +188,11 @@ class TelemetryClient(threading.Thread):
         number: int,
         stop: threading.Event,
         kinds: Sequence[OtlpKind] = _KINDS,
+        *,
+        paced: bool = False,
     ) -> None:
         super().__init__(name=f"client-{number}")
+        self._is_paced = paced
         self._make_sender = make_sender
         self._sender = make_sender()
         self._stop_asked = stop
@@ -195,7 +203,7 @@ class TelemetryClient(threading.Thread):
     def run(self) -> None:
         """Send until asked to stop."""
         count = 0
-        while not self._stop_asked.is_set():
+        while not self._stop_asked.wait(PACE_S if self._is_paced else 0.0):
             count += 1
             self._send(f"{self._number}-{count}", count)
         self._sender.close()
@@ -208,7 +216,12 @@ class TelemetryClient(threading.Thread):
         """
         items = ITEMS_MAX if count % 2 else 1
         kind = self._kinds[count % len(self._kinds)]
-        body = request_of(kind, [f"{name}.{place}" for place in range(items)])
+        names = [f"{name}.{place}" for place in range(items)]
+        body = (
+            service_request(kind, names, time.time_ns())
+            if self._is_paced
+            else request_of(kind, names)
+        )
         self._journal.sent(name, items)
         try:
             self._sender.send(kind, body)
@@ -226,7 +239,9 @@ class TelemetryClient(threading.Thread):
         self._stop_asked.wait(PAUSE_S)
 
 
-def send_until_stopped(grpc_port: int, http_port: int, directory: Path, count: int) -> None:
+def send_until_stopped(
+    grpc_port: int, http_port: int, directory: Path, count: int, *, paced: bool
+) -> None:
     """Run all clients until SIGTERM."""
     stop = terminated()
     end_with_parent(signal.SIGTERM)
@@ -236,7 +251,7 @@ def send_until_stopped(grpc_port: int, http_port: int, directory: Path, count: i
             return lambda: OtlpHttpSender(http_port)
         return lambda: OtlpGrpcSender(grpc_port)
 
-    clients = [TelemetryClient(sender(n), directory, n, stop) for n in range(count)]
+    clients = [TelemetryClient(sender(n), directory, n, stop, paced=paced) for n in range(count)]
     for client in clients:
         client.start()
     wait_for(stop)
@@ -341,6 +356,7 @@ async def serve(speaks: str, port: int, journal_path: str) -> None:
 if __name__ == "__main__":
     role, *given = sys.argv[1:]
     if role == "clients":
-        send_until_stopped(int(given[0]), int(given[1]), Path(given[2]), int(given[3]))
+        ports, is_paced = map(int, given[:2]), "paced" in given[4:]
+        send_until_stopped(*ports, Path(given[2]), int(given[3]), paced=is_paced)
     else:
         asyncio.run(serve(role, int(given[0]), given[1]))
