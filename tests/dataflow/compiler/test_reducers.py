@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +19,9 @@ from tests.dataflow.quivers import at
 from tests.support.examples import examples
 
 from holdfast.dataflow.compiler.calls import FunctionFailed
+from holdfast.dataflow.compiler.packing import PACKED, RowPacker, unpacked
 from holdfast.dataflow.compiler.reducers import (
+    KEPT,
     ProcessReducer,
     Reducer,
     Reducing,
@@ -26,8 +29,10 @@ from holdfast.dataflow.compiler.reducers import (
     WindowReducer,
 )
 from holdfast.dataflow.spec.vertices import RetrySettings
+from holdfast.quiver.base.envelope import TIME_TYPE
 
 RETURNS = pa.schema([("numbers", pa.list_(pa.int64()))])
+PACKED_ROWS = pa.schema([("key", pa.string()), ("_close", TIME_TYPE), (PACKED, pa.binary())])
 
 
 def reducing(function: Any, **options: Any) -> Reducing:
@@ -52,13 +57,19 @@ class Stand:
         self._handle.setGroupingKey(key)
         reducer.init(self._handle)
 
-    def feed(self, *given_rows: tuple[float, int], **more: Any) -> list[Row]:
-        rows = [
-            # Spark gives local times without a zone.
-            Row(key="k", number=number, _event_time=_local(at(s)), _close=None, **more)
+    def feed(self, *given_rows: tuple[float, int]) -> list[Row]:
+        given = [
+            {"key": "k", "number": number, "_event_time": at(s), "_close": at(s)}
             for s, number in given_rows
         ]
+        batch = pa.RecordBatch.from_pylist(given)
+        packed = RowPacker(["key"], PACKED_ROWS)(iter([batch]))
+        rows = [Row(**row) for one in packed for row in one.to_pylist()]
         return list(self._reducer.handleInputRows(self._key, iter(rows), self._times()))
+
+    def keep(self, piece: bytes) -> None:
+        """Add what another version kept."""
+        self._handle.getListState("rows", KEPT).appendValue((piece,))
 
     def advance(self, s: float) -> list[Row]:
         self._watermark_ms = int(at(s).timestamp() * 1000)
@@ -87,9 +98,8 @@ def numbers(window: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any
 
 def test_a_window_is_called_once_when_it_ends_with_its_rows_in_order() -> None:
     stand = Stand(WindowReducer(reducing(numbers)), (_local(at(0)), _local(at(10)), "k"))
-    window = {"_window_start": _local(at(0)), "_window_end": _local(at(10))}
-    assert stand.feed((3, 1), (1, 2), **window) == []
-    assert stand.feed((2, 3), **window) == []
+    assert stand.feed((3, 1), (1, 2)) == []
+    assert stand.feed((2, 3)) == []
     assert stand.advance(9.999) == []
     (row,) = stand.advance(10)
     assert (row.numbers, row.key, row._failed) == ([2, 3, 1], "k", None)
@@ -124,7 +134,6 @@ def test_a_session_that_goes_on_is_not_closed_by_an_older_timer() -> None:
 
 
 def test_a_call_that_fails_or_returns_something_else_is_told_with_its_rows() -> None:
-    window = {"_window_start": _local(at(0)), "_window_end": _local(at(10))}
     key = (_local(at(0)), _local(at(10)), "k")
     wrong: list[tuple[Any, str]] = [
         (lambda window, rows: 1 / 0, "ZeroDivisionError"),
@@ -135,23 +144,22 @@ def test_a_call_that_fails_or_returns_something_else_is_told_with_its_rows() -> 
     ]
     for function, error in wrong:
         stand = Stand(WindowReducer(reducing(function)), key)
-        stand.feed((3, 42), **window)
+        stand.feed((3, 42))
         (row,) = stand.advance(10)
         assert error in row._failed.error
         assert row._failed.vertex == "v"
         assert '"number": 42' in row._failed.row
     stand = Stand(WindowReducer(reducing(wrong[0][0], is_fatal=True)), key)
-    stand.feed((3, 42), **window)
+    stand.feed((3, 42))
     with pytest.raises(FunctionFailed, match="v failed at window_start"):
         stand.advance(10)
 
 
 def test_nothing_or_many_rows_may_come_of_a_window() -> None:
-    window = {"_window_start": _local(at(0)), "_window_end": _local(at(10))}
     for function, count in ((lambda w, r: None, 0), (lambda w, r: ({"numbers": []} for _ in r), 2)):
         key = (_local(at(0)), _local(at(10)), "k")
         stand = Stand(WindowReducer(reducing(function)), key)
-        stand.feed((3, 1), (4, 2), **window)
+        stand.feed((3, 1), (4, 2))
         assert len(stand.advance(10)) == count
 
 
@@ -192,3 +200,64 @@ def test_a_timer_that_is_past_goes_off_with_the_next_batch() -> None:
     stand.advance(100)
     stand.feed((1, 1))
     assert stand.timers() == [int(at(100).timestamp() * 1000) + 1]
+
+
+KEYS = st.one_of(st.none(), st.sampled_from(["", "a", "b"]))
+VALUES = {
+    "whole": (pa.int64(), st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))),
+    "real": (pa.float64(), st.one_of(st.none(), st.floats(allow_nan=False))),
+    "raw": (pa.binary(), st.one_of(st.none(), st.binary(max_size=5))),
+    "time": (TIME_TYPE, st.one_of(st.none(), st.integers(0, 10**6).map(at))),
+    "list": (pa.list_(pa.int32()), st.one_of(st.none(), st.lists(st.integers(0, 9), max_size=2))),
+    "map": (
+        pa.map_(pa.string(), pa.int64()),
+        st.one_of(st.none(), st.dictionaries(st.text(max_size=2), st.integers(0, 9), max_size=2)),
+    ),
+}
+
+
+@settings(max_examples=examples(60))
+@given(st.data(), st.sampled_from(["key", "nested"]))
+def test_packed_rows_are_the_rows_group_by_group(data: st.DataObject, group: str) -> None:
+    kinds = {"key": (pa.string(), KEYS), **VALUES}
+    row = st.fixed_dictionaries({name: strategy for name, (_, strategy) in kinds.items()})
+    given_rows = data.draw(st.lists(row, min_size=1, max_size=12))
+    for number, one in enumerate(given_rows):
+        # Arrow cannot group by a struct: then each row is packed alone.
+        one |= {"nested": {"x": one["key"]}, "_event_time": at(number), "_close": at(number + 1)}
+    schema = pa.schema(
+        [
+            *((name, kind) for name, (kind, _) in kinds.items()),
+            ("nested", pa.struct([("x", pa.string())])),
+            ("_event_time", TIME_TYPE),
+            ("_close", TIME_TYPE),
+        ]
+    )
+    packed = pa.schema([schema.field(group), ("_close", TIME_TYPE), (PACKED, pa.binary())])
+    batch = pa.RecordBatch.from_pylist(given_rows, schema)
+    (made,) = RowPacker([group], packed)(iter([batch]))
+    groups = made.to_pylist()
+    assert len(groups) == (
+        len({one["key"] for one in given_rows}) if group == "key" else len(batch)
+    )
+    found = {}
+    for one in groups:
+        rows = unpacked(one[PACKED])
+        assert all(row[group] == one[group] for row in rows)
+        assert one["_close"] == max(row["_event_time"] for row in rows) + timedelta(seconds=1)
+        assert [row["_event_time"] for row in rows] == sorted(row["_event_time"] for row in rows)
+        found |= {row["_event_time"]: row for row in rows}
+    for one in given_rows:
+        del one["_close"]
+        assert found[one["_event_time"]] == one
+
+
+def test_state_of_an_earlier_version_goes_on() -> None:
+    """It has lists of rows, and is mixed with what comes now."""
+    stand = Stand(SessionReducer(reducing(numbers)))
+    stand.feed((5, 2))
+    rows = [{"key": "k", "number": 1, "_event_time": at(1)}]
+    stand.keep(pickle.dumps(rows))
+    stand.feed((40, 9))
+    assert [row.numbers for row in stand.advance(15)] == [[1, 2]]
+    assert [row.numbers for row in stand.advance(50)] == [[9]]

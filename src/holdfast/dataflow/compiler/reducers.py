@@ -1,7 +1,8 @@
-"""Reduces by Python functions: state and timers of Spark's `transformWithState`, row by row.
+"""Reduces by Python functions: state and timers of Spark's `transformWithState`, group by group.
 
-A window's rows wait in Spark's state (RocksDB), in pieces of one batch each, so that a row costs
-the same however many are there already; a timer at the window's end calls the function. Timers are
+Rows come packed (packing.py). A window's rows wait in Spark's state (RocksDB), in the pieces that
+they came in, so that a row costs the same however many are there already; a timer at the window's
+end calls the function. Timers are
 those of event time: what drives them is the claimed watermark, like native windows, and what is
 late is the same, because the column that is marked for Spark is the end of a row's last window.
 
@@ -42,6 +43,7 @@ from holdfast.dataflow.compiler.calls import (
     stop_clock,
     tried,
 )
+from holdfast.dataflow.compiler.packing import PACKED, repacked, unpacked
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.vertices import WINDOW_COLUMNS, RetrySettings
 
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
 KEPT = "kept binary"
-# Columns of the rows that a reducer is given, which only the operator needs.
-OURS = ("_close", "_everything", "_window_start", "_window_end")
 _TAGS = pa.field("_tags", pa.list_(pa.string()))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MS = timedelta(milliseconds=1)
@@ -146,20 +146,18 @@ class WindowReducer(Reducer):
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake at the end of the window."""
-        given = [_plain(row) for row in rows]
-        ends = {row["_window_end"] for row in given}
-        own = [_without_ours(row) for row in given]
-        self._kept.appendValue((pickle.dumps(own),))
-        for end in ends:
-            self._handle.registerTimer(_ms(end))
+        for row in rows:
+            self._kept.appendValue((row[PACKED],))
+        _, end, *_ = key
+        self._handle.registerTimer(_ms(_in_utc(end)))
         return iter(())
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: the window has ended."""
-        start, end, *keys = (_plain_value(value) for value in key)
-        rows = [row for (kept,) in self._kept.get() for row in pickle.loads(kept)]
+        start, end, *keys = map(_plain_value, key)
+        rows = [row for (kept,) in self._kept.get() for row in unpacked(kept)]
         self._kept.clear()
         yield from self._close(start, end, dict(zip(self._reducing.key, keys, strict=True)), rows)
 
@@ -167,7 +165,7 @@ class WindowReducer(Reducer):
         self, start: datetime, end: datetime, key: dict[str, Any], rows: list[dict[str, Any]]
     ) -> list[Row]:
         """Return what the function makes of a window that has ended; its rows are in order."""
-        rows.sort(key=lambda row: row["_event_time"])
+        rows.sort(key=_time)
         window = {"window_start": start, "window_end": end, **key}
         given = {**window, "rows": rows}
         made, _ = self._called(
@@ -183,8 +181,10 @@ class SessionReducer(WindowReducer):
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: keep the rows, and wake when each session that they make alone would end."""
-        own = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
-        self._kept.appendValue((pickle.dumps(own),))
+        pieces = [row[PACKED] for row in rows]
+        for piece in pieces:
+            self._kept.appendValue((piece,))
+        own = sorted((row for piece in pieces for row in unpacked(piece)), key=_time)
         for session in self._sessions(own):
             self._handle.registerTimer(_ms(self._end(session)))
         return iter(())
@@ -193,8 +193,8 @@ class SessionReducer(WindowReducer):
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: close the sessions that have ended; others have timers of their own."""
-        rows = [row for (kept,) in self._kept.get() for row in pickle.loads(kept)]
-        rows.sort(key=lambda row: row["_event_time"])
+        rows = [row for (kept,) in self._kept.get() for row in unpacked(kept)]
+        rows.sort(key=_time)
         watermark_ms = timerValues.getCurrentWatermarkInMs()
         ended, left = list[list[dict[str, Any]]](), list[dict[str, Any]]()
         for session in self._sessions(rows):
@@ -205,7 +205,7 @@ class SessionReducer(WindowReducer):
         if not ended:
             return
         if left:
-            self._kept.put([(pickle.dumps(left),)])
+            self._kept.put([(repacked(left),)])
         else:
             self._kept.clear()
         keys = dict(zip(self._reducing.key, map(_plain_value, key), strict=False))
@@ -272,7 +272,7 @@ class ProcessReducer(Reducer):
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
         """See Spark: call `on_row` for each, in order of their times."""
-        given = sorted((_without_ours(_plain(row)) for row in rows), key=_time)
+        given = sorted((one for row in rows for one in unpacked(row[PACKED])), key=_time)
         return iter(self._all(key, given, timerValues))
 
     def handleExpiredTimer(
@@ -386,19 +386,19 @@ def _rows(returned: Any) -> list[dict[str, Any]]:
     return [checked(row) for row in ([returned] if isinstance(returned, dict) else returned)]
 
 
-def _without_ours(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row without the columns that only the operator needs."""
-    return {name: value for name, value in row.items() if name not in OURS}
-
-
 def _plain(row: Row) -> dict[str, Any]:
     return {name: _plain_value(row[name]) for name in row.__fields__}
 
 
+def _in_utc(moment: datetime) -> datetime:
+    """Return a time of a key in UTC; Spark gives local ones."""
+    return moment.astimezone(UTC)
+
+
 def _plain_value(value: Any) -> Any:
-    """Return a value as functions see it: times in UTC (Spark gives local ones), rows as dicts."""
+    """Return a value of a key as functions see it: times in UTC, rows as dicts."""
     if isinstance(value, datetime):
-        return value.astimezone(UTC)
+        return _in_utc(value)
     if isinstance(value, Row):
         return _plain(value)
     if isinstance(value, list):

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DataType,
     StringType,
     StructField,
@@ -33,6 +34,7 @@ from pyspark.sql.types import (
 )
 
 from holdfast.dataflow.compiler.calls import FAILED_DDL
+from holdfast.dataflow.compiler.packing import PACKED, RowPacker
 from holdfast.dataflow.compiler.reducers import (
     ProcessReducer,
     Reducer,
@@ -126,6 +128,7 @@ def _called(
     if not groups:
         given, groups = given.withColumn("_everything", _everything()), ["_everything"]
     keys = [F.col(f"`{key}`") for key in groups]
+    packed = _packed(given, groups, allowed_lateness_ms)
     reducer = _reducer(settings, name, returns)
     windows = () if window is None else WINDOW_COLUMNS
     schema = StructType(
@@ -138,7 +141,17 @@ def _called(
             StructField("_failed", DataType.fromDDL(FAILED_DDL)),
         ]
     )
-    return given.groupBy(*keys).transformWithState(reducer, schema, "Append", "EventTime")
+    return packed.groupBy(*keys).transformWithState(reducer, schema, "Append", "EventTime")
+
+
+def _packed(given: DataFrame, groups: list[str], allowed_lateness_ms: int) -> DataFrame:
+    """Return a row for each group of a batch of rows, with the mark by which windows close."""
+    fields = [StructField(name, given.schema[name].dataType) for name in (*groups, "_close")]
+    schema = StructType([*fields, StructField(PACKED, BinaryType())])
+    packer = RowPacker(groups, to_arrow_schema(schema, timezone="UTC"))
+    made = given.mapInArrow(packer, schema)
+    kept = [F.col(f"`{name}`") for name in (*groups, PACKED)]
+    return made.select(*kept, _close(F.col("_close"), allowed_lateness_ms))
 
 
 def _reducer(settings: ReduceSettings, name: str, returns: StructType) -> Reducer:
