@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -94,7 +95,7 @@ def test_a_batch_function_gets_arrow_and_returns_arrow() -> None:
         numbers = pa.array([n + 10 for n in rows.column("number").to_pylist()])
         return pa.table({"number": numbers, "_tags": [["x"]] * rows.num_rows})
 
-    rows = run(batch(1, 2), call(shift, "arrow"))
+    rows = run(batch(1, 2), call(shift, takes_arrow=True))
     assert [(r["number"], r["key"], r["_tags"]) for r in rows] == [
         (11, None, ["x"]),
         (12, None, ["x"]),
@@ -105,7 +106,9 @@ def test_control_rows_pass_whatever_functions_do() -> None:
     def never(row: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError("called for a control row")
 
-    rows = run(batch(control=True), call(never), call(never, "flat_map"), call(never, "arrow"))
+    rows = run(
+        batch(control=True), call(never), call(never, "flat_map"), call(never, takes_arrow=True)
+    )
     assert [(row["_control"], row["_event_time"]) for row in rows] == [(True, at(99))]
 
 
@@ -173,7 +176,7 @@ def test_a_batch_that_fails_is_halved_down_to_the_bad_row() -> None:
             raise ValueError("three")
         return rows
 
-    rows = run(batch(1, 2, 3, 4, 5), call(picky, "arrow"))
+    rows = run(batch(1, 2, 3, 4, 5), call(picky, takes_arrow=True))
     assert sorted(row["number"] for row in good(rows)) == [1, 2, 4, 5]
     assert [json.loads(one["row"])["number"] for one in failed(rows)] == [3]
     assert sizes[0] == 5
@@ -194,7 +197,7 @@ def test_every_row_goes_on_or_is_set_aside(
             raise ValueError
         return rows
 
-    rows = run(batch(*numbers), call(many, "arrow") if in_batches else call(one))
+    rows = run(batch(*numbers), call(many, takes_arrow=True) if in_batches else call(one))
     assert sorted(r["number"] for r in good(rows)) == sorted(n for n in numbers if n not in bad)
     letters = [json.loads(letter["row"])["number"] for letter in failed(rows)]
     assert sorted(letters) == sorted(n for n in numbers if n in bad)
@@ -276,3 +279,82 @@ def test_a_limit_is_that_of_the_call_under_way() -> None:
     rows = run(batch(1, 2, 3), call(short, timeout_s=0.1), call(long, timeout_s=60.0))
     assert [row["number"] for row in good(rows)] == [1, 3]
     assert [one["error"] for one in failed(rows)] == ["took longer than 0.1 s"]
+
+
+def test_filters_by_arrow_let_rows_through_whose_value_is_true() -> None:
+    def odd(rows: pa.RecordBatch) -> pa.Array:
+        numbers = rows.column("number").to_pylist()
+        return pa.array([None if n == 5 else bool(n % 2) for n in numbers])
+
+    rows = run(batch(1, 2, 3, 5, control=True), call(odd, "filter", takes_arrow=True))
+    kept = [(r["number"], r["key"], r["_event_time"]) for r in good(rows)]
+    assert kept == [(1, "k1", at(1)), (3, "k3", at(3))]
+    assert sum(row["_control"] for row in rows) == 1
+
+
+def test_flat_maps_by_arrow_say_of_which_row_each_is() -> None:
+    def twice(rows: pa.RecordBatch) -> pa.Table:
+        places = [place for place in range(rows.num_rows) for _ in range(2) if place != 1]
+        numbers = [rows.column("number")[place].as_py() * 10 for place in places]
+        return pa.table({"number": numbers, "_origin": places})
+
+    made = call(twice, "flat_map", takes_arrow=True, keep=("key",))
+    rows = run(batch(1, 2, 3), made)
+    assert [(r["key"], r["number"], r["_event_time"]) for r in rows] == [
+        *[("k1", 10, at(1))] * 2,
+        *[("k3", 30, at(3))] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "returned", "error"),
+    [
+        ("filter", [True], "returned list, not an array"),
+        ("filter", pa.array([1]), "returned int64 values, not an array of true and false"),
+        ("filter", pa.array([True, True]), "returned 2 values for 1 rows"),
+        ("flat_map", pa.table({"number": [1]}), "returned no column _origin"),
+        ("flat_map", pa.table({"number": [1], "_origin": [1]}), "_origin names a row"),
+        ("flat_map", pa.table({"number": [1], "_origin": [-1]}), "_origin names a row"),
+        ("flat_map", pa.table({"number": [1], "_origin": [None]}), "_origin names a row"),
+        ("flat_map", pa.table({"number": [1], "_origin": ["x"]}), "Arrow"),
+        ("flat_map", {"number": 1}, "returned dict"),
+    ],
+)
+def test_what_an_arrow_function_returns_wrongly_costs_its_rows(
+    kind: CallKind, returned: Any, error: str
+) -> None:
+    rows = run(batch(7), call(lambda rows: returned, kind, takes_arrow=True))
+    (letter,) = failed(rows)
+    assert error in letter["error"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=20), st.sets(st.integers(0, 5)))
+def test_by_rows_and_by_arrow_is_the_same(numbers: list[int], bad: set[int]) -> None:
+    def small(row: dict[str, Any]) -> bool:
+        if row["number"] in bad:
+            raise ValueError
+        return bool(row["number"] < 3)
+
+    def repeated(row: dict[str, Any]) -> list[dict[str, Any]]:
+        return [row_of(row)] * row["number"]
+
+    def smalls(rows: pa.RecordBatch) -> pa.Array:
+        if bad & set(rows.column("number").to_pylist()):
+            raise ValueError
+        return pc.less(rows.column("number"), 3)
+
+    def repeats(rows: pa.RecordBatch) -> pa.RecordBatch:
+        counts = rows.column("number").to_pylist()
+        places = [place for place, count in enumerate(counts) for _ in range(count)]
+        origins = pa.array(places, pa.int64())
+        return rows.take(origins).append_column("_origin", origins)
+
+    by_rows = run(batch(*numbers), call(small, "filter"), call(repeated, "flat_map"))
+    by_arrow = run(
+        batch(*numbers),
+        call(smalls, "filter", takes_arrow=True),
+        call(repeats, "flat_map", takes_arrow=True),
+    )
+    order = {"key": lambda row: (row["_event_time"], row["_failed"] is None)}
+    assert sorted(by_rows, **order) == sorted(by_arrow, **order)  # type: ignore[call-overload]

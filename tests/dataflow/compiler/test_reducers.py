@@ -22,6 +22,8 @@ from holdfast.dataflow.compiler.calls import FunctionFailed
 from holdfast.dataflow.compiler.packing import PACKED, RowPacker, unpacked
 from holdfast.dataflow.compiler.reducers import (
     KEPT,
+    ArrowReducer,
+    FoldReducer,
     ProcessReducer,
     Reducer,
     Reducing,
@@ -49,7 +51,10 @@ def reducing(function: Any, **options: Any) -> Reducing:
 class Stand:
     """Feeds one group of a reducer, and moves its watermark, as Spark does."""
 
-    def __init__(self, reducer: Reducer, key: tuple[Any, ...] = ("k",)) -> None:
+    def __init__(
+        self, reducer: Reducer, key: tuple[Any, ...] = ("k",), *, as_arrow: bool = False
+    ) -> None:
+        self._as_arrow = as_arrow
         self._handle = _InMemoryStatefulProcessorHandle("eventtime")
         self._reducer = reducer
         self._key = key
@@ -63,7 +68,7 @@ class Stand:
             for s, number in given_rows
         ]
         batch = pa.RecordBatch.from_pylist(given)
-        packed = RowPacker(["key"], PACKED_ROWS)(iter([batch]))
+        packed = RowPacker(["key"], PACKED_ROWS, as_arrow=self._as_arrow)(iter([batch]))
         rows = [Row(**row) for one in packed for row in one.to_pylist()]
         return list(self._reducer.handleInputRows(self._key, iter(rows), self._times()))
 
@@ -261,3 +266,86 @@ def test_state_of_an_earlier_version_goes_on() -> None:
     stand.feed((40, 9))
     assert [row.numbers for row in stand.advance(15)] == [[1, 2]]
     assert [row.numbers for row in stand.advance(50)] == [[9]]
+
+
+WINDOW = (_local(at(0)), _local(at(10)), "k")
+
+
+def test_a_window_by_arrow_is_one_batch_in_order() -> None:
+    def doubled(window: dict[str, Any], rows: pa.RecordBatch) -> pa.Table:
+        assert window == {"window_start": at(0), "window_end": at(10), "key": "k"}
+        found = rows.column("number").to_pylist()
+        if found == [7]:
+            raise ValueError("seven")
+        return pa.table({"numbers": [found]})
+
+    stand = Stand(ArrowReducer(reducing(doubled)), WINDOW, as_arrow=True)
+    stand.feed((3, 1), (1, 2))
+    stand.feed((2, 3))
+    (row,) = stand.advance(10)
+    assert (row.numbers, row.window_end, row._event_time) == ([2, 3, 1], at(10), at(9.999))
+    stand = Stand(ArrowReducer(reducing(doubled)), WINDOW, as_arrow=True)
+    stand.feed((3, 7))
+    (row,) = stand.advance(10)
+    assert (row._failed.error, row.numbers) == ("ValueError: seven", None)
+    assert '"number": 7' in row._failed.row
+
+
+class Collected:
+    """A fold that keeps the numbers, changes its state in place, and does not like some."""
+
+    def start(self, window: dict[str, Any]) -> dict[str, Any]:
+        return {"of": window["key"], "numbers": []}
+
+    def add(self, state: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+        state["numbers"].append(row["number"])
+        if row["number"] < 0:
+            raise ValueError("negative")
+        return state
+
+    def end(self, window: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        assert window["key"] == state["of"]
+        found = state.pop("numbers")
+        if found == [0]:
+            raise ValueError("only a nought")
+        return {"numbers": found}
+
+
+@settings(max_examples=examples(60))
+@given(
+    st.lists(st.lists(st.integers(-3, 9), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.integers(1, 2),
+)
+def test_a_fold_has_all_rows_but_those_that_failed(batches: list[list[int]], attempts: int) -> None:
+    retry = RetrySettings(attempts=attempts, interval=0.0)
+    stand = Stand(FoldReducer(reducing(Collected, retry=retry)), WINDOW)
+    failed = [row for batch in batches for row in stand.feed(*((1.0, n) for n in batch))]
+    assert [row._failed.attempts for row in failed] == [attempts] * len(failed)
+    sent = [n for batch in batches for n in batch]
+    assert len(failed) == sum(n < 0 for n in sent)
+    good = [n for n in sent if n >= 0]
+    out = stand.advance(10)
+    if not good:
+        assert out == []
+    elif good == [0]:
+        assert "only a nought" in out[0]._failed.error
+        assert '"numbers": [0]' in out[0]._failed.row
+    else:
+        assert [row.numbers for row in out] == [good]
+    assert stand.advance(100) == []
+
+
+def test_a_fold_that_returns_no_state_or_one_that_cannot_be_kept() -> None:
+    class Forgetful(Collected):
+        def add(self, state: dict[str, Any], row: dict[str, Any]) -> Any:
+            return None
+
+    (row,) = Stand(FoldReducer(reducing(Forgetful)), WINDOW).feed((1, 1))
+    assert row._failed.error == "TypeError: returned None, not the state"
+
+    class Open(Collected):
+        def add(self, state: dict[str, Any], row: dict[str, Any]) -> Any:
+            return {"of": lambda: None}
+
+    with pytest.raises(FunctionFailed, match="the state of v cannot be kept"):
+        Stand(FoldReducer(reducing(Open)), WINDOW).feed((1, 1))

@@ -95,6 +95,11 @@ def test_an_edge_that_does_not_fit_is_told(edge: str, message: str) -> None:
             "'window_end' is a column of Holdfast's own",
         ),
         (
+            {"window": {"fixed": "1m"}, "fold": same, "returns": "x int"},
+            ("fold",),
+            "it has no start, add, end",
+        ),
+        (
             {**WINDOW, "aggregate": {"n": "sum(x"}},
             ("aggregate", "n"),
             "this is not an SQL expression: a bracket is not closed",
@@ -105,7 +110,9 @@ def test_a_wrong_reduce_is_told(
     reduce: dict[str, Any], path: tuple[str | int, ...], message: str
 ) -> None:
     kinds = {"a": "source", "b": {"reduce": reduce}, "c": "sink"}
-    assert found("a -> b", "b -> c", **kinds) == [(("vertices", "b", "reduce", *path), message)]
+    told = check(pipeline("a -> b", "b -> c", **kinds), imports=True)
+    wrong = [(one.path, one.message) for one in told]
+    assert wrong == [(("vertices", "b", "reduce", *path), message)]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +192,12 @@ def test_oddities_are_warnings() -> None:
         {"reduce": {"window": {"fixed": "1m"}, "aggregate": {}}},
         {"reduce": {**WINDOW, "python": same, "returns": "x int"}},
         {"reduce": {"window": {"fixed": "1m"}, "python": same}},
+        {"reduce": {"window": {"fixed": "1m"}, "fold": same}},
+        {"reduce": {"window": {"session": "1m"}, "fold": same, "returns": "x int"}},
+        {"reduce": {"window": {"session": "1m"}, "arrow": same, "returns": "x int"}},
+        {"reduce": {**WINDOW, "arrow": same, "returns": "x int"}},
+        {"filter": {"where": "x", "arrow": same}},
+        {"flat_map": {"python": same, "arrow": same}},
         {"sink": {}},
         {"sink": {"files": "x", "quiver": "y"}},
         {"sink": {"files": "x", "fallback": {"python": same}}},

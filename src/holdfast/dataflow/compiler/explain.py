@@ -102,7 +102,7 @@ def describe(vertex: VertexSettings) -> str:
         kinds = ("quiver", "files", "fileset", "console", "python")
         return f"sink to {next(kind for kind in kinds if getattr(vertex.sink, kind))}"
     how = "in Python" if vertex.is_python else "in SQL"
-    if vertex.map is not None and vertex.map.arrow is not None:
+    if getattr(vertex.step, "arrow", None) is not None:
         how = "in Python, by batches"
     return f"{vertex.kind.replace('_', ' ')} {how}"
 
@@ -119,7 +119,10 @@ def _reduce(reduce: ReduceSettings) -> str:
         how = f"sessions of {window.session:g} s"
     else:
         how = f"windows of {window.fixed:g} s"
-    return f"reduce in {how}{key}" + (", rows are kept" if reduce.python is not None else "")
+    kept = "" if reduce.aggregate else ", rows are kept"
+    if reduce.keeps is not None:
+        kept = {"arrow": ", rows are kept as Arrow", "state": ", folded"}[reduce.keeps]
+    return f"reduce in {how}{key}{kept}"
 
 
 BOX_WIDTH, BOX_HEIGHT = 170, 46

@@ -234,8 +234,7 @@ class Frames:
         vertex = self._pipeline.vertices[name]
         step = vertex.step
         assert step is not None, "BUG: not a step"
-        arrow = step.arrow if isinstance(step, MapSettings) else None
-        function = arrow or step.python
+        function = step.arrow or step.python
         assert function is not None, "BUG: not a function"
         returns = schema
         if step.returns is not None:
@@ -243,7 +242,8 @@ class Frames:
             returns = StructType([*kept, *parse_columns(step.returns, f"`returns` of {name}")])
         return Call(
             vertex=name,
-            kind="arrow" if arrow else vertex.kind,  # type: ignore[arg-type]
+            kind=vertex.kind,  # type: ignore[arg-type]
+            takes_arrow=step.arrow is not None,
             function=function,
             returns=to_arrow_schema(returns, timezone="UTC"),
             timeout_s=step.timeout,

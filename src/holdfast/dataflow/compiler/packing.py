@@ -7,14 +7,14 @@ and a group's rows become one value: what the operator's state is going to hold 
 A packed row says in `_close` when the last of its rows has nothing to wait for any more. Late rows
 are gone by then, so Spark has none to drop by it.
 
-A piece is a pickle of columns by name. A list of rows is what earlier versions kept: such state
-goes on.
+A piece is a pickle of columns by name; for functions that take Arrow it is an Arrow stream. A list
+of rows is what earlier versions kept: such state goes on.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -32,9 +32,10 @@ _PLACE = "_place"
 class RowPacker:
     """What one task does with its batches; made in the driver, called in workers."""
 
-    def __init__(self, groups: Sequence[str], schema: pa.Schema) -> None:
+    def __init__(self, groups: Sequence[str], schema: pa.Schema, *, as_arrow: bool = False) -> None:
         self._groups = list(groups)
         self._schema = schema
+        self._as_arrow = as_arrow
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the groups of each batch, packed."""
@@ -49,7 +50,7 @@ class RowPacker:
         ordered = own.take(pc.list_flatten(places))
         ends = pc.cumulative_sum(pc.list_value_length(places)).to_pylist()
         bounds = list(zip([0, *ends], ends, strict=False))
-        pieces = _pickles(ordered, bounds)
+        pieces = (_streams if self._as_arrow else _pickles)(ordered, bounds)
         firsts = batch.select(self._groups).take(pc.list_element(places, 0))
         return pa.RecordBatch.from_arrays(
             [*firsts.columns, closes, pa.array(pieces, pa.binary())],
@@ -94,6 +95,23 @@ def _values(column: pa.Array) -> list[Any]:
         return moments(column)
     values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
     return values
+
+
+def _streams(rows: pa.RecordBatch, bounds: list[tuple[int, int]]) -> list[bytes]:
+    pieces = []
+    for start, end in bounds:
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, rows.schema) as stream:
+            stream.write_batch(rows.slice(start, end - start))
+        pieces.append(out.getvalue().to_pybytes())
+    return pieces
+
+
+def joined(pieces: Iterable[bytes]) -> pa.RecordBatch:
+    """Return the rows of pieces of Arrow, by event time; new columns are null before."""
+    tables = [pa.ipc.open_stream(piece).read_all() for piece in pieces]
+    table = pa.concat_tables(tables, promote_options="permissive").sort_by("_event_time")
+    return table.combine_chunks().to_batches()[0]
 
 
 def unpacked(piece: bytes) -> list[dict[str, Any]]:

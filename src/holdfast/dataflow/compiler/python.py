@@ -9,8 +9,8 @@ Where the vertex has a retry lane, `_failed` also has everything that the row ne
 its columns as the function got them, as Arrow. When it does, it comes in `_lane`, and enters the
 run before the very function that it failed in, whatever stands before that.
 
-A function for whole batches that fails is called again for ever smaller parts, down to single
-rows, so that one bad row costs one row.
+A function for whole batches (`arrow`) that fails is called again for ever smaller parts, down to
+single rows, so that one bad row costs one row.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.vertices import SETTABLE, SYSTEM_COLUMNS, LaneSettings, RetrySettings
 from holdfast.quiver.base.envelope import TIME_TYPE
 
-CallKind = Literal["map", "filter", "flat_map", "arrow", "sink"]
+CallKind = Literal["map", "filter", "flat_map", "sink"]
 
+# Of which row of its argument a row of a flat map by Arrow was made.
+ORIGIN = "_origin"
 # Later than every watermark: a row whose event time was set back is late, whatever its windows.
 ALWAYS_LATE_US = 253402297200_000_000
 _SETTABLE_FIELDS = (
@@ -64,6 +66,8 @@ class Call:
     returns: pa.Schema
     timeout_s: float
     retry: RetrySettings
+    # Whether it is called with a RecordBatch, or with each row.
+    takes_arrow: bool = False
     is_fatal: bool = False
     # Columns of the row it is called with that its results have, too.
     keep: tuple[str, ...] = ()
@@ -77,9 +81,12 @@ class _SplitRows(NamedTuple):
     rows: pa.RecordBatch
     system: pa.RecordBatch
 
-    def take(self, places: Sequence[int]) -> _SplitRows:
+    def take(self, places: Sequence[int] | pa.Array) -> _SplitRows:
         index = pa.array(places, pa.int64())
         return _SplitRows(self.rows.take(index), self.system.take(index))
+
+    def filter(self, mask: pa.Array) -> _SplitRows:
+        return _SplitRows(self.rows.filter(mask), self.system.filter(mask))
 
     def argument(self, place: int) -> dict[str, Any]:
         """Return a row as a function sees it."""
@@ -175,7 +182,7 @@ class _CallRunner:
         """
         part, rejected = self._with_lane(part, lane)
         failures: list[_FailedCall] = []
-        if self._call.kind == "arrow":
+        if self._call.takes_arrow:
             done = self._apply_to_batch(part, range(part.rows.num_rows), failures)
         else:
             done = self._apply_to_rows(part, failures)
@@ -306,17 +313,25 @@ class _CallRunner:
         return _SplitRows(empty, mine.system.slice(0, 0))
 
     def _fitting(self, returned: Any, given: _SplitRows) -> _SplitRows:
+        """Return what a function made of some rows, if it is what it has to be."""
+        if self._call.kind == "filter":
+            return given.filter(_mask(returned, given.rows.num_rows))
         if isinstance(returned, pa.Table):
             returned = _concat(
                 returned.to_batches() or [pa.RecordBatch.from_pylist([], returned.schema)]
             )
         if not isinstance(returned, pa.RecordBatch):
             raise TypeError(f"returned {type(returned).__name__}, not a RecordBatch or a Table")
-        rows = fitter(self._call.returns)(returned)
+        if self._call.kind == "flat_map":
+            given = given.take(_origins(returned, given.rows.num_rows))
+        fit = fitter(self._call.returns)
         if returned.num_rows == given.system.num_rows:
-            return _SplitRows(rows, _with_columns(given.system, returned))
+            for name in self._call.keep:
+                returned = _replaced(returned, name, given.rows.column(name))
+            return _SplitRows(fit(returned), _with_columns(given.system, returned))
         if not given.system.num_rows:
             raise ValueError("returned rows for none")
+        rows = fit(returned)
         # Nobody knows which row came from which: they have the earliest time of them all.
         return _SplitRows(rows, _earliest(given.system, returned.num_rows))
 
@@ -332,7 +347,7 @@ class _CallRunner:
 
     def _materialised(self, returned: Any) -> Any:
         """Return a result; rows of a generator are made while the clock runs."""
-        if self._call.kind != "flat_map":
+        if self._call.kind != "flat_map" or self._call.takes_arrow:
             return returned
         if isinstance(returned, str | bytes | dict):
             raise TypeError(f"returned {type(returned).__name__}, not rows")
@@ -455,6 +470,34 @@ def _with_values(system: pa.RecordBatch, given: dict[str, list[Any]]) -> pa.Reco
             prev = pc.if_else(pc.less(new, old), always, system.column("_wm_prev").cast(TIME_TYPE))
             system = _replaced(system, "_wm_prev", prev)
     return system
+
+
+def _mask(returned: Any, rows: int) -> pa.Array:
+    """Return which rows a filter lets through; what is null is not."""
+    if isinstance(returned, pa.ChunkedArray):
+        returned = returned.combine_chunks()
+    if not isinstance(returned, pa.Array) or not pa.types.is_boolean(returned.type):
+        raise TypeError(f"returned {_kind(returned)}, not an array of true and false")
+    if len(returned) != rows:
+        raise ValueError(f"returned {len(returned)} values for {rows} rows")
+    return pc.fill_null(returned, False)
+
+
+def _origins(returned: pa.RecordBatch, rows: int) -> pa.Array:
+    """Return of which row each was made, as a flat map says; raises if there is no such row."""
+    if ORIGIN not in returned.schema.names:
+        raise ValueError(f"returned no column {ORIGIN}: of which row each was made")
+    origins = returned.column(ORIGIN).cast(pa.int64())
+    bounds = pc.min_max(origins)
+    if origins.null_count or (
+        len(origins) and not 0 <= bounds["min"].as_py() <= bounds["max"].as_py() < rows
+    ):
+        raise ValueError(f"{ORIGIN} names a row that is not there: there are {rows}")
+    return origins
+
+
+def _kind(value: Any) -> str:
+    return f"{value.type} values" if isinstance(value, pa.Array) else type(value).__name__
 
 
 def _replaced(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:

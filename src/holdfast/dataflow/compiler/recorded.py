@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from holdfast.dataflow.base.durable_file import replace_durably
 from holdfast.dataflow.spec.vertices import ReduceSettings, VertexSettings
@@ -39,17 +39,25 @@ class RecordedReduce(Settings):
     window: dict[str, Any] | None
     key: list[str]
     aggregate: dict[str, str]
+    # Not written unless it is used: plans of earlier versions know nothing of it.
+    keeps: Literal["arrow", "state"] | None = Field(
+        default=None, exclude_if=lambda value: value is None
+    )
 
     @classmethod
     def of(cls, reduce: ReduceSettings) -> RecordedReduce:
         """Return it of a reduce in a file."""
-        return cls(**reduce.model_dump(mode="json", include={"window", "key", "aggregate"}))
+        dumped = reduce.model_dump(mode="json", include={"window", "key", "aggregate"})
+        return cls(**dumped, keeps=reduce.keeps)
 
     def differences(self, now: RecordedReduce) -> list[str]:
         """Return what is different; the order of keys and of columns is not."""
-        ours = {"window": self.window, "keys": sorted(self.key), "aggregates": self.aggregate}
-        theirs = {"window": now.window, "keys": sorted(now.key), "aggregates": now.aggregate}
+        ours, theirs = self._parts(), now._parts()
         return [what for what, before in ours.items() if before != theirs[what]]
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"window": self.window, "keys": sorted(self.key), "aggregates": self.aggregate}
+        return {**parts, "kept rows": self.keeps}
 
 
 class RecordedVertex(Settings):

@@ -7,6 +7,8 @@ those of event time: what drives them is the claimed watermark, like native wind
 late is the same, because the column that is marked for Spark is the end of a row's last window.
 
     fixed, sliding    one group is one window of one key: Spark itself assigns rows to windows
+      by Arrow        the same, and a window's rows are one RecordBatch
+      folded          the same, and what is kept of a window is a state, not its rows
     session           one group is one key: its sessions are found when a timer goes off
     process           one group is one key: what is kept and when to wake is the function's affair
 
@@ -23,6 +25,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -43,7 +46,7 @@ from holdfast.dataflow.compiler.calls import (
     stop_clock,
     tried,
 )
-from holdfast.dataflow.compiler.packing import PACKED, repacked, unpacked
+from holdfast.dataflow.compiler.packing import PACKED, joined, repacked, unpacked
 from holdfast.dataflow.spec.functions import load_function
 from holdfast.dataflow.spec.vertices import WINDOW_COLUMNS, RetrySettings
 
@@ -86,17 +89,24 @@ class Reducer(StatefulProcessor):
         stop_clock()
 
     def _called(
-        self, call: Callable[[], Any], given: dict[str, Any], fixed: dict[str, Any], when: datetime
+        self,
+        call: Callable[[], Any],
+        given: Callable[[], dict[str, Any]],
+        fixed: dict[str, Any],
+        when: datetime,
     ) -> tuple[list[Row], bool]:
-        """Return the rows that a call makes, or the one that says how it failed; and whether so."""
+        """Return the rows that a call makes, or the one that says how it failed; and whether so.
+
+        `given` is what the call was made with, for people: it is made only for one that failed.
+        """
         reducing = self._reducing
         try:
             returned = tried(lambda: _rows(call()), reducing.timeout_s, reducing.retry)
             rows = as_batch(returned, reducing.returns, [_TAGS]).to_pylist()
         except GaveUp as gave:
-            return [self._failed(gave.error, gave.attempts, given, fixed, when)], True
+            return [self._failed(gave.error, gave.attempts, given(), fixed, when)], True
         except ROW_ERRORS as error:
-            return [self._failed(error_text(error), 1, given, fixed, when)], True
+            return [self._failed(error_text(error), 1, given(), fixed, when)], True
         return [self._row(fixed, row, when, None) for row in rows], False
 
     def _failed(
@@ -156,22 +166,152 @@ class WindowReducer(Reducer):
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
         """See Spark: the window has ended."""
-        start, end, *keys = map(_plain_value, key)
         rows = [row for (kept,) in self._kept.get() for row in unpacked(kept)]
         self._kept.clear()
-        yield from self._close(start, end, dict(zip(self._reducing.key, keys, strict=True)), rows)
+        return iter(self._close(_window_of(key, self._reducing), rows))
 
-    def _close(
-        self, start: datetime, end: datetime, key: dict[str, Any], rows: list[dict[str, Any]]
-    ) -> list[Row]:
+    def _close(self, window: dict[str, Any], rows: list[dict[str, Any]]) -> list[Row]:
         """Return what the function makes of a window that has ended; its rows are in order."""
         rows.sort(key=_time)
-        window = {"window_start": start, "window_end": end, **key}
-        given = {**window, "rows": rows}
         made, _ = self._called(
-            lambda: self._function(dict(window), list(rows)), given, window, end - RESULT_BEFORE_END
+            lambda: self._function(dict(window), list(rows)),
+            lambda: {**window, "rows": rows},
+            window,
+            window["window_end"] - RESULT_BEFORE_END,
         )
         return made
+
+
+class ArrowReducer(WindowReducer):
+    """A group is one window of one key, and its rows are Arrow."""
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
+        """See Spark: the window has ended."""
+        window = _window_of(key, self._reducing)
+        rows = joined(kept for (kept,) in self._kept.get())
+        self._kept.clear()
+        made, _ = self._called(
+            lambda: self._function(dict(window), rows),
+            lambda: {**window, "rows": rows.to_pylist()},
+            window,
+            window["window_end"] - RESULT_BEFORE_END,
+        )
+        return iter(made)
+
+
+class FoldReducer(Reducer):
+    """A group is one window of one key, and what is kept of it is a state."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """See Spark."""
+        self._handle = handle
+        self._kept = handle.getValueState("folded", KEPT)
+        self._fold = load_function(self._reducing.function)()
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        """See Spark: add the rows, and wake at the end of the window."""
+        window = _window_of(key, self._reducing)
+        before = self._kept.get()
+        folded = _Folded(self._fold, window, None if before is None else before[0])
+        given = sorted((one for row in rows for one in unpacked(row[PACKED])), key=_time)
+        failed = [made for row in given if (made := self._add(folded, window, row)) is not None]
+        try:
+            state = folded.packed()
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise FunctionFailed(
+                f"the state of {self._reducing.vertex} cannot be kept: {error_text(error)}"
+            ) from error
+        if state is not None:
+            self._kept.update((state,))
+        self._handle.registerTimer(_ms(window["window_end"]))
+        return iter(failed)
+
+    def _add(self, folded: _Folded, window: dict[str, Any], row: dict[str, Any]) -> Row | None:
+        """Add a row; return what says how that failed, if it did."""
+        try:
+            tried(folded.adding(row), self._reducing.timeout_s, self._reducing.retry)
+        except GaveUp as gave:
+            given = {**window, "row": row}
+            return self._failed(gave.error, gave.attempts, given, window, _time(row))
+        folded.settle(row)
+        return None
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
+        """See Spark: the window has ended."""
+        window = _window_of(key, self._reducing)
+        before = self._kept.get()
+        if before is None:
+            return iter(())  # no row of it could be added
+        (kept,) = before
+        self._kept.clear()
+        made, _ = self._called(
+            lambda: self._fold.end(dict(window), pickle.loads(kept)),
+            lambda: {**window, "state": pickle.loads(kept)},
+            window,
+            window["window_end"] - RESULT_BEFORE_END,
+        )
+        return iter(made)
+
+
+class _Folded:
+    """The state of one window in one batch: what a call that fails did to it is undone.
+
+    A call may change the state in place and raise then. So the state of before is kept as a pickle,
+    and made again with the rows that were added since. Whenever that was done it is kept anew:
+    many rows that fail cost no more than a pickle each.
+    """
+
+    def __init__(self, fold: Any, window: dict[str, Any], kept: bytes | None) -> None:
+        self._fold = fold
+        self._window = window
+        self._kept = kept
+        self._added: list[dict[str, Any]] = []
+        # None while a call may have spoilt it.
+        self._state: Any = None
+
+    def adding(self, row: dict[str, Any]) -> Callable[[], None]:
+        """Return the call that adds a row; it may be made several times."""
+
+        def call() -> None:
+            state = self._again() if self._state is None else self._state
+            self._state = None
+            self._state = _not_none(self._fold.add(state, dict(row)))
+
+        return call
+
+    def settle(self, row: dict[str, Any]) -> None:
+        """Know that a row was added."""
+        self._added.append(row)
+
+    def packed(self) -> bytes | None:
+        """Return the state as it is kept; None if no row was added ever."""
+        if self._kept is None and not self._added:
+            return None
+        return pickle.dumps(self._again() if self._state is None else self._state)
+
+    def _again(self) -> Any:
+        """Return the state after all calls that went well."""
+        if self._kept is None:
+            state = _not_none(self._fold.start(dict(self._window)))
+        else:
+            state = pickle.loads(self._kept)
+        for row in self._added:
+            state = self._fold.add(state, dict(row))
+        if self._added:
+            self._kept, self._added = pickle.dumps(state), []
+        return state
+
+
+def _not_none(state: Any) -> Any:
+    if state is None:
+        raise TypeError("returned None, not the state")
+    return state
 
 
 class SessionReducer(WindowReducer):
@@ -210,7 +350,8 @@ class SessionReducer(WindowReducer):
             self._kept.clear()
         keys = dict(zip(self._reducing.key, map(_plain_value, key), strict=False))
         for session in ended:
-            yield from self._close(session[0]["_event_time"], self._end(session), keys, session)
+            start, end = session[0]["_event_time"], self._end(session)
+            yield from self._close({"window_start": start, "window_end": end, **keys}, session)
 
     def _sessions(self, rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Return rows, which are in order, session by session."""
@@ -294,7 +435,8 @@ class ProcessReducer(Reducer):
         for event in events:
             given = {"timer": event} if isinstance(event, datetime) else event
             call = turn.call(event)
-            rows, has_failed = self._called(call, {**keys, **given}, keys, _time(event))
+            said = {**keys, **given}
+            rows, has_failed = self._called(call, partial(dict, said), keys, _time(event))
             made += rows
             turn.settle(event, has_failed)
         if turn.state is None:
@@ -371,6 +513,11 @@ class _Turn:
         return self._process.on_row(dict(event), context)
 
 
+def _window_of(key: Any, reducing: Reducing) -> dict[str, Any]:
+    """Return what a function is told of a window: its bounds, and its key."""
+    return dict(zip((*WINDOW_COLUMNS, *reducing.key), map(_plain_value, key), strict=True))
+
+
 def _time(event: Any) -> datetime:
     """Return when a row or a timer happens, in event time."""
     moment: datetime = event if isinstance(event, datetime) else event["_event_time"]
@@ -383,6 +530,8 @@ def _rows(returned: Any) -> list[dict[str, Any]]:
         return []
     if isinstance(returned, str | bytes):
         raise TypeError(f"returned {type(returned).__name__}, not rows")
+    if isinstance(returned, pa.Table | pa.RecordBatch):
+        returned = returned.to_pylist()
     return [checked(row) for row in ([returned] if isinstance(returned, dict) else returned)]
 
 

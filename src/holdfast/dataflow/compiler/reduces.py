@@ -36,6 +36,8 @@ from pyspark.sql.types import (
 from holdfast.dataflow.compiler.calls import FAILED_DDL
 from holdfast.dataflow.compiler.packing import PACKED, RowPacker
 from holdfast.dataflow.compiler.reducers import (
+    ArrowReducer,
+    FoldReducer,
     ProcessReducer,
     Reducer,
     Reducing,
@@ -128,7 +130,7 @@ def _called(
     if not groups:
         given, groups = given.withColumn("_everything", _everything()), ["_everything"]
     keys = [F.col(f"`{key}`") for key in groups]
-    packed = _packed(given, groups, allowed_lateness_ms)
+    packed = _packed(given, groups, allowed_lateness_ms, as_arrow=settings.arrow is not None)
     reducer = _reducer(settings, name, returns)
     windows = () if window is None else WINDOW_COLUMNS
     schema = StructType(
@@ -144,11 +146,13 @@ def _called(
     return packed.groupBy(*keys).transformWithState(reducer, schema, "Append", "EventTime")
 
 
-def _packed(given: DataFrame, groups: list[str], allowed_lateness_ms: int) -> DataFrame:
+def _packed(
+    given: DataFrame, groups: list[str], allowed_lateness_ms: int, *, as_arrow: bool
+) -> DataFrame:
     """Return a row for each group of a batch of rows, with the mark by which windows close."""
     fields = [StructField(name, given.schema[name].dataType) for name in (*groups, "_close")]
     schema = StructType([*fields, StructField(PACKED, BinaryType())])
-    packer = RowPacker(groups, to_arrow_schema(schema, timezone="UTC"))
+    packer = RowPacker(groups, to_arrow_schema(schema, timezone="UTC"), as_arrow=as_arrow)
     made = given.mapInArrow(packer, schema)
     kept = [F.col(f"`{name}`") for name in (*groups, PACKED)]
     return made.select(*kept, _close(F.col("_close"), allowed_lateness_ms))
@@ -158,7 +162,7 @@ def _reducer(settings: ReduceSettings, name: str, returns: StructType) -> Reduce
     """Return what Spark runs for a function: of windows, of sessions, or of a process."""
     window = settings.window
     gap_s = window.session if window is not None and window.session is not None else 0.0
-    function = settings.process or settings.python
+    function = settings.process or settings.python or settings.arrow or settings.fold
     assert function is not None, "BUG: a reduce without a function"
     reducing = Reducing(
         vertex=name,
@@ -173,6 +177,8 @@ def _reducer(settings: ReduceSettings, name: str, returns: StructType) -> Reduce
     )
     if window is None:
         return ProcessReducer(reducing)
+    if settings.keeps is not None:
+        return ArrowReducer(reducing) if settings.keeps == "arrow" else FoldReducer(reducing)
     return SessionReducer(reducing) if gap_s else WindowReducer(reducing)
 
 

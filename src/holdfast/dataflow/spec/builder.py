@@ -73,7 +73,7 @@ class Pipeline:
     def filter(
         self, condition: Callable[..., Any] | str | None = None, name: str = "", **settings: Any
     ) -> Pipeline:
-        """Add a filter: an SQL expression, or a function of a row."""
+        """Add a filter: an SQL expression, or a function of a row, or `arrow=`."""
         if isinstance(condition, str):
             return self._added("filter", {"where": condition, **settings}, name)
         return self._added("filter", _with_function(condition, settings), name)
@@ -81,7 +81,7 @@ class Pipeline:
     def flat_map(
         self, python: Callable[..., Any] | str | None = None, name: str = "", **settings: Any
     ) -> Pipeline:
-        """Add a flat map: a function from a row to rows, or `explode=` and `into=`."""
+        """Add a flat map: a function from a row to rows, or `explode=` and `into=`, or `arrow=`."""
         return self._added("flat_map", _with_function(python, settings), name)
 
     def window(self, **window: Any) -> Pipeline:
@@ -108,18 +108,19 @@ class Pipeline:
 
     def reduce(
         self,
-        python: Callable[..., Any] | str,
+        python: Callable[..., Any] | str | None = None,
         name: str = "",
         *,
         returns: str,
         key: str | Sequence[str] = (),
         **settings: Any,
     ) -> Pipeline:
-        """Add a reduce by a function of a window and its rows."""
+        """Add a reduce by a function of a window and its rows, or `arrow=`, or `fold=`."""
         keys = [key] if isinstance(key, str) else list(key)
         window = {} if self._draft.window is None else {"window": self._draft.window}
-        given = {"python": python, "returns": returns, "key": keys, **window, **settings}
-        return self._changed(window=None)._added("reduce", given, name)
+        given = {"returns": returns, "key": keys, **window, **settings}
+        made = _with_function(python, given)
+        return self._changed(window=None)._added("reduce", made, name)
 
     def process(
         self,

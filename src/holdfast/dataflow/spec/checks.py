@@ -40,6 +40,7 @@ class PipelineFinding(NamedTuple):
 # What is wrong with an SQL expression; None if nothing is.
 Parse = Callable[[str], str | None]
 
+FOLD_METHODS = ("start", "add", "end")
 _MS_S = 0.001
 _MANY_ROWS = re.compile(
     r"\b(explode|posexplode|inline|stack|json_tuple)(_outer)?\s*\(", re.IGNORECASE
@@ -229,14 +230,20 @@ class _PipelineChecker:
         """Every function that is named can be imported."""
         for name, vertex in self._pipeline.vertices.items():
             settings = vertex.step or vertex.reduce or vertex.sink
-            for key in ("python", "arrow", "process"):
+            for key in ("python", "arrow", "fold", "process"):
                 function = getattr(settings, key, None)
                 if function is None:
                     continue
+                path = _at(name, vertex.kind, key)
                 try:
-                    load_function(function)
+                    found = load_function(function)
                 except BadConfig as error:
-                    yield PipelineFinding(_at(name, vertex.kind, key), error.message, error.hint)
+                    yield PipelineFinding(path, error.message, error.hint)
+                    continue
+                lacking = [one for one in FOLD_METHODS if not hasattr(found, one)]
+                if key == "fold" and lacking:
+                    hint = "a fold is a class with start, add and end"
+                    yield PipelineFinding(path, f"it has no {', '.join(lacking)}", hint)
 
     # -------------------------------------------------------------------- targets
 

@@ -218,6 +218,8 @@ class FilterSettings(PythonSettings):
     """An SQL expression."""
     python: UserFunction | None = None
     """A function from a row (dict) to true or false."""
+    arrow: UserFunction | None = None
+    """A function from a RecordBatch to an array of true and false, one for each of its rows."""
 
     @model_validator(mode="before")
     @classmethod
@@ -226,13 +228,13 @@ class FilterSettings(PythonSettings):
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> FilterSettings:
-        _one_of(self, "where", "python")
+        _one_of(self, "where", "python", "arrow")
         return self
 
     @property
     def is_python(self) -> bool:
         """Whether a Python function does it."""
-        return self.python is not None
+        return self.python is not None or self.arrow is not None
 
 
 class FlatMapSettings(PythonSettings):
@@ -244,16 +246,19 @@ class FlatMapSettings(PythonSettings):
     """… in this column."""
     python: UserFunction | None = None
     """A function from a row (dict) to rows."""
+    arrow: UserFunction | None = None
+    """A function from a RecordBatch to a RecordBatch or a Table of any number of rows; its column
+    `_origin` says of which row each was made, the first being 0."""
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> FlatMapSettings:
-        _one_of(self, "explode", "python")
+        _one_of(self, "explode", "python", "arrow")
         return self
 
     @property
     def is_python(self) -> bool:
         """Whether a Python function does it."""
-        return self.python is not None
+        return self.python is not None or self.arrow is not None
 
 
 # ------------------------------------------------------------------------ reduces
@@ -311,6 +316,14 @@ class ReduceSettings(Settings):
     python: UserFunction | None = None
     """Instead of it: a function of the window (dict) and its rows (list of dicts, by event time)
     that returns a row, or rows, or None. The rows are kept until their window closes."""
+    arrow: UserFunction | None = None
+    """The same by Arrow, for fixed and sliding windows: a function of the window (dict) and its
+    rows (a RecordBatch, by event time) that returns a RecordBatch, or a Table, or as above."""
+    fold: UserFunction | None = None
+    """The same without keeping rows, for fixed and sliding windows: a class with `start(window)`,
+    which returns a state, `add(state, row)`, which returns the state with one more row, and
+    `end(window, state)`, which returns a row, or rows, or None. Rows are added as they come; the
+    state is kept, as a pickle."""
     process: UserFunction | None = None
     """Instead of it, and of a window: a class with `on_row(row, context)` and, if it sets timers,
     `on_timer(time, context)`. Both return a row, or rows, or None; `context` has the `key`, the
@@ -332,9 +345,13 @@ class ReduceSettings(Settings):
 
     @model_validator(mode="after")
     def _is_one_thing(self) -> ReduceSettings:
-        _one_of(self, "aggregate", "python", "process")
+        _one_of(self, "aggregate", "python", "arrow", "fold", "process")
         if self.is_python != (self.returns is not None):
-            raise ValueError("`returns` is for `python` and `process`, which both require it")
+            raise ValueError(
+                "`returns` is for `python`, `arrow`, `fold` and `process`, which all require it"
+            )
+        if self.keeps is not None and self.window is not None and self.window.session is not None:
+            raise ValueError("sessions are for `aggregate` and `python`")
         if self.process is not None and self.window is not None:
             raise ValueError("`process` has no window: it decides itself, by its timers")
         return self
@@ -342,7 +359,12 @@ class ReduceSettings(Settings):
     @property
     def is_python(self) -> bool:
         """Whether a Python function makes its results."""
-        return self.python is not None or self.process is not None
+        return not self.aggregate
+
+    @property
+    def keeps(self) -> Literal["arrow", "state"] | None:
+        """What of a window is kept other than its rows, or what Spark's own aggregates keep."""
+        return "arrow" if self.arrow is not None else "state" if self.fold is not None else None
 
     @property
     def span_s(self) -> float:
