@@ -21,7 +21,7 @@ from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.source.quiver_location import connect
 from holdfast.dataflow.source.schema import stored_schema
 from holdfast.dataflow.source.stored import BatchReader
-from holdfast.errors import BadConfig, BadInput
+from holdfast.errors import BadConfig, BadInput, Damaged
 from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig
 from holdfast.remote import FlightSettings, QuiverServer
 from holdfast.signals.otlp.flat.schema import TABLES
@@ -156,3 +156,36 @@ def test_bad_options(telemetry: Telemetry) -> None:
             parse_options(telemetry.options("folder", **options))
     with pytest.raises(BadInput, match="no column nothing"):
         read(telemetry.options("folder", table="spans", columns="nothing"))
+
+
+def test_a_damaged_slot_costs_its_own_table_and_no_other(tmp_path: Path) -> None:
+    """Of three requests of spans and log records the second's spans are damaged on disk."""
+    chance, path = random.Random(6), tmp_path / "q"
+    spans = [request(OtlpKind.TRACES, chance, items=4) for _ in range(3)]
+    logs = [request(OtlpKind.LOGS, chance, items=4) for _ in range(3)]
+    with Quiver.open(path, CONFIG) as quiver:
+        for of_spans, of_logs in zip(spans, logs, strict=True):
+            quiver.append_raw(of_spans, slot="otlp_traces")
+            quiver.append_raw(of_logs, slot="otlp_logs")
+            quiver.flush()
+    file = sorted((path / "segments").glob("*/*-otlp_traces.arrow"))[1]
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    assert (
+        read({"path": str(path), "table": "logs"}).num_rows
+        == flat_table(OtlpKind.LOGS, logs).num_rows
+    )
+    with pytest.raises(Damaged):
+        read({"path": str(path), "table": "spans"})
+    driver = Driver(
+        str(path),
+        tmp_path / "checkpoint",
+        table="spans",
+        on_data_loss="count",
+        quiver_config="tests.dataflow.test_item_tables:CONFIG",
+    )
+    found = wait_for(driver.next)
+    driver.stop()
+    sound = flat_table(OtlpKind.TRACES, [spans[0], spans[2]])
+    assert sorted(found["span_id"].to_pylist()) == sorted(sound.column("span_id").to_pylist())
