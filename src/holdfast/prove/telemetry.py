@@ -356,7 +356,8 @@ async def serve(speaks: str, port: int, journal_path: str) -> None:
 if __name__ == "__main__":
     role, *given = sys.argv[1:]
     if role == "clients":
-        ports, is_paced = map(int, given[:2]), "paced" in given[4:]
-        send_until_stopped(*ports, Path(given[2]), int(given[3]), paced=is_paced)
+        grpc_port, http_port, directory, count, *more = given
+        paced = "paced" in more
+        send_until_stopped(int(grpc_port), int(http_port), Path(directory), int(count), paced=paced)
     else:
         asyncio.run(serve(role, int(given[0]), given[1]))

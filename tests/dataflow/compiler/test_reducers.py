@@ -224,9 +224,9 @@ VALUES = {
 @settings(max_examples=examples(60))
 @given(st.data(), st.sampled_from(["key", "nested"]))
 def test_packed_rows_are_the_rows_group_by_group(data: st.DataObject, group: str) -> None:
-    kinds = {"key": (pa.string(), KEYS), **VALUES}
+    kinds: dict[str, tuple[pa.DataType, Any]] = {"key": (pa.string(), KEYS), **VALUES}
     row = st.fixed_dictionaries({name: strategy for name, (_, strategy) in kinds.items()})
-    given_rows = data.draw(st.lists(row, min_size=1, max_size=12))
+    given_rows: list[dict[str, Any]] = data.draw(st.lists(row, min_size=1, max_size=12))
     for number, one in enumerate(given_rows):
         # Arrow cannot group by a struct: then each row is packed alone.
         one |= {"nested": {"x": one["key"]}, "_event_time": at(number), "_close": at(number + 1)}
@@ -245,7 +245,7 @@ def test_packed_rows_are_the_rows_group_by_group(data: st.DataObject, group: str
     assert len(groups) == (
         len({one["key"] for one in given_rows}) if group == "key" else len(batch)
     )
-    found = {}
+    found: dict[datetime, dict[str, Any]] = {}
     for one in groups:
         rows = unpacked(one[PACKED])
         assert all(row[group] == one[group] for row in rows)
