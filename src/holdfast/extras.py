@@ -16,6 +16,7 @@ MODULES = {
         "yaml",
         "aiohttp",
         "httptools",
+        "jinja2",
         "jsonschema_rs",
         "structlog",
         "uvicorn",

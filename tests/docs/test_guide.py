@@ -16,9 +16,9 @@ from holdfast.quiver import QuiverConfig
 ROOT = Path(__file__).parents[2]
 # Pipelines need Spark: tests/dataflow/test_pipelines_guide.py runs theirs.
 GUIDES = sorted(p for p in (ROOT / "docs" / "guide").glob("*.md") if p.name != "pipelines.md")
-# These need a gateway, or what one holds: test_openlineage_guide.py, test_extend_guide.py and
-# test_telemetry_queries_guide.py run their snippets.
-WITH_A_GATEWAY = {"openlineage.md", "extend.md", "telemetry-queries.md"}
+# These need a gateway, or what one holds: test_openlineage_guide.py, test_extend_guide.py,
+# test_telemetry_queries_guide.py and tests/console/test_pages.py run their snippets.
+WITH_A_GATEWAY = {"console.md", "openlineage.md", "extend.md", "telemetry-queries.md"}
 _SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 _OPTION = re.compile(
     r"`(append|wal|segment|producers|transactions|ledger|retention)\.(\w+)(?:`| =)"

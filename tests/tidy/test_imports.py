@@ -69,7 +69,8 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"base"},
         # A command knows no other command; what they share is in `base`.
         {
-            *("cmd_bench", "cmd_config", "cmd_demo", "cmd_destination", "cmd_doctor"),
+            *("cmd_bench", "cmd_config", "cmd_console", "cmd_demo", "cmd_destination"),
+            "cmd_doctor",
             *(
                 "cmd_explain",
                 "cmd_gc",
@@ -86,6 +87,13 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
             "cmd_up",
             *("dataflow", "dlq", "files", "quiver"),
         },
+        {"__init__"},
+    ),
+    "console": (
+        {"access", "drawing", "history", "snapshot", "words"},
+        {"figures", "requests", "watch"},
+        {"live", "pages"},
+        {"app"},
         {"__init__"},
     ),
     "grpc": (

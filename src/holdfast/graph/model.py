@@ -23,9 +23,9 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.graph.registry import Component, Kind
 from holdfast.processors.processor import Processor, Router
 from holdfast.quiver.ledger.subscriber import NAME_PATTERN
-from holdfast.receive.listening import AddressText
+from holdfast.receive.listening import AddressText, parse_address
 from holdfast.remote.settings import FlightSettings
-from holdfast.settings import DurationS, LocalPath, Settings, SizeBytes
+from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 
 WORKERS_MAX = 64
 # Where `to:` leads.
@@ -122,10 +122,25 @@ class DeadLettersSection(DeadLettersSettings):
 
 
 class AdminSettings(Settings):
-    """The port for `/healthz`, `/readyz` and `/metrics`."""
+    """The port for `/healthz`, `/readyz`, `/metrics` and the console."""
 
     listen: AddressText | None = "127.0.0.1:8480"
     """Its address; null turns it off."""
+    console: bool | None = None
+    """Whether the console is at `/` of this port: docs/guide/console.md. By default where `listen`
+    is an address of loopback."""
+    token: Secret | None = Field(default=None, min_length=16)
+    """What the console asks for before it shows an event or changes anything. By default one is
+    made, and kept in `console.token` in the data directory."""
+    hosts: tuple[str, ...] = Field(default=(), max_length=32)
+    """Names under which browsers may reach the console, beside `localhost` and addresses."""
+
+    @property
+    def has_console(self) -> bool:
+        """Whether the console is served."""
+        if self.listen is None or self.console is False:
+            return False
+        return self.console is True or parse_address(self.listen).is_loopback
 
 
 class StatsdSettings(Settings):
@@ -189,7 +204,7 @@ class GraphFile(Settings):
     drain: DurationS = Field(default=30.0, le=3600)
     """How long a stop waits for requests and deliveries that are under way."""
     admin: AdminSettings = AdminSettings()
-    """The port for `/healthz`, `/readyz` and `/metrics`."""
+    """The port for `/healthz`, `/readyz`, `/metrics` and the console."""
     logging: LoggingSettings = LoggingSettings()
     """Holdfast's own log."""
     statsd: StatsdSettings | None = None

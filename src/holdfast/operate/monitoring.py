@@ -4,6 +4,7 @@
 /readyz     200 while senders should be sent here; 503 with the reasons during a replay, while
             events are refused, and while it stops
 /metrics    every figure, as Prometheus' text
+/           the console, where it is on (holdfast/console)
 
 The same figures go to a statsd server over UDP, counters as what they grew by. Nothing waits for
 the server and nothing fails if there is none: datagrams are sent or lost. A push is bounded in
@@ -19,15 +20,21 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from holdfast.dataflow.driver.wire import DriverFigures
+from holdfast.errors import BadInput
 from holdfast.graph.loader import Loaded
-from holdfast.graph.model import StatsdSettings
+from holdfast.graph.model import Graph, StatsdSettings
 from holdfast.operate.gateway_metrics import COUNTERS, render_records
 from holdfast.operate.metrics import CONTENT_TYPE, Sample
+from holdfast.quiver.engine.control import Verbs
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import parse_address
 from holdfast.receive.responses import Receive, Response, Scope, Send, json_response, send_response
+
+if TYPE_CHECKING:  # a gateway without a console imports none of it
+    from holdfast.console.app import Console
 
 OK = 200
 NOT_FOUND = 404
@@ -45,14 +52,32 @@ class WatchedGateway(Protocol):
         """Return every figure."""
 
 
+class OperatedGateway(WatchedGateway, Protocol):
+    """What the console needs of it beside that."""
+
+    @property
+    def driver_figures(self) -> DriverFigures | None:
+        """What the driver of the pipelines reported last; None if there is none."""
+
+    def verbs(self) -> Verbs:
+        """Return what tools may ask for; the console asks for the same."""
+
+
+PROBES = ("/healthz", "/readyz", "/metrics")
+
+
 class AdminApp:
     """The ASGI app of the port."""
 
-    def __init__(self, watched: WatchedGateway) -> None:
+    def __init__(self, watched: WatchedGateway, console: Console | None = None) -> None:
         self._watched = watched
+        self._console = console
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            return
+        if self._console is not None and scope["path"] not in PROBES:
+            await self._console(scope, receive, send)
             return
         if scope["method"] not in ("GET", "HEAD"):
             answer = json_response(NOT_ALLOWED, {"error": "use GET"}, ((b"allow", b"GET, HEAD"),))
@@ -71,8 +96,8 @@ class AdminApp:
             reasons = list(await self._watched.not_ready())
             status = UNAVAILABLE if reasons else OK
             return json_response(status, {"ready": not reasons, "reasons": reasons})
-        known = ["/healthz", "/readyz", "/metrics"]
-        return json_response(NOT_FOUND, {"error": "there is nothing here", "known": known})
+        known = {"error": "there is nothing here", "known": list(PROBES)}
+        return json_response(NOT_FOUND, known)
 
     async def _metrics(self, send: Send) -> None:
         """Send the figures as text; this is the one answer that is not JSON."""
@@ -218,20 +243,60 @@ def _safe(text: str) -> str:
     return _UNSAFE.sub("_", text)
 
 
+class AdminPort:
+    """The admin port of a running process, and the way to its console."""
+
+    def __init__(self, addresses: Sequence[str] = (), token: str | None = None) -> None:
+        self._addresses = addresses
+        self._token = token
+
+    def console(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return where the console is, and its token: for who may use the control socket."""
+        if self._token is None or not self._addresses:
+            raise BadInput(
+                "this gateway serves no console", hint="set `admin.console: true`, and restart it"
+            )
+        return {"address": self._addresses[0], "token": self._token}
+
+
 @contextlib.asynccontextmanager
-async def observed(loaded: Loaded, watched: WatchedGateway) -> AsyncIterator[None]:
+async def observed(loaded: Loaded, watched: OperatedGateway) -> AsyncIterator[AdminPort]:
     """Serve the admin port, and push to statsd, while something runs."""
     settings = loaded.graph.settings
+    port = AdminPort()
     async with contextlib.AsyncExitStack() as held:
         if settings.admin.listen is not None:
-            server = HttpServer(AdminApp(watched), settings.admin.listen)
+            console, token = None, None
+            if settings.admin.has_console:
+                console, token = _console(loaded.graph, watched)
+            server = HttpServer(AdminApp(watched, console), settings.admin.listen)
             await server.start()
             held.push_async_callback(server.stop, 1.0)
             log.info("admin: listens on %s", ", ".join(server.addresses))
+            if console is not None:
+                console.start()
+                # Before the server stops: open pages would have it wait for them.
+                held.push_async_callback(console.close)
+                file = loaded.document.file
+                log.info("console: `holdfast console %s` prints its address", file)
+            port = AdminPort(server.addresses, token)
         if settings.statsd is not None:
             task = asyncio.create_task(Statsd(settings.statsd, COUNTERS, watched.records).run())
             held.push_async_callback(end, task)
-        yield
+        yield port
+
+
+def _console(graph: Graph, watched: OperatedGateway) -> tuple[Console, str]:
+    """Return the console of a gateway, and its token."""
+    from holdfast.console.access import ConsoleGate, token_of
+    from holdfast.console.app import Console
+
+    admin = graph.settings.admin
+    assert admin.listen is not None, "BUG: a console without a port"
+    given = admin.token
+    token = token_of(graph.data_dir) if given is None else given.get_secret_value()
+    names = (*admin.hosts, parse_address(admin.listen).host)
+    return Console(graph, watched, ConsoleGate(token, names)), token
 
 
 async def end(task: asyncio.Task[None]) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.wire import Access, DriverOrders
+from holdfast.dataflow.driver.wire import Access, DriverFigures, DriverOrders
 from holdfast.deliver.redrive import VERB as REPLAY_VERB
 from holdfast.errors import BadConfig, BadInput, HoldfastError
 from holdfast.graph.control import REPLAY_ANSWER_S, SKIP_ANSWER_S, SKIP_VERB
@@ -77,6 +77,11 @@ class Workers:
         self.driver: DriverChild | None = None
         # What the parent tells of itself.
         self.telemetry: OwnTelemetry | None = None
+
+    @property
+    def driver_figures(self) -> DriverFigures | None:
+        """What the driver of the pipelines reported last."""
+        return None if self.driver is None else self.driver.figures
 
     def ask_one(
         self, worker: int, verb: str, *, timeout_s: float = ANSWER_S, **fields: Any
@@ -252,9 +257,10 @@ class Supervisor:
         async with contextlib.AsyncExitStack() as held:
             if self._telemetry is not None:
                 await held.enter_async_context(self._telemetry.sending())
-            await held.enter_async_context(observed(self._loaded, self._workers))
+            port = await held.enter_async_context(observed(self._loaded, self._workers))
             root = PurePath(self._loaded.graph.data_dir)
-            control = serve(root, self._workers.verbs(), RealClock())
+            verbs = {**self._workers.verbs(), "console": port.console}
+            control = serve(root, verbs, RealClock())
             if control is not None:
                 held.callback(control.close)
             keepers = [asyncio.create_task(self._keep(n, signals)) for n in range(self._count)]

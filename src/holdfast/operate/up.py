@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
-from holdfast.dataflow.driver.wire import DriverOrders
+from holdfast.dataflow.driver.wire import DriverFigures, DriverOrders
 from holdfast.errors import BadConfig, ConfigFinding, NotInstalled
 from holdfast.extras import install_command
 from holdfast.graph.control import gateway_verbs, on_loop
@@ -38,7 +38,7 @@ from holdfast.operate.metrics import Sample
 from holdfast.operate.monitoring import end, observed
 from holdfast.operate.sd_notify import Notifier
 from holdfast.operate.telemetry_metrics import telemetry_records
-from holdfast.quiver.engine.control import ControlServer, ask, serve
+from holdfast.quiver.engine.control import ControlServer, Verbs, ask, serve
 from holdfast.seam import Seam
 
 if TYPE_CHECKING:
@@ -88,6 +88,20 @@ class GatewayWatch:
         self._gateway = gateway
         self._driver = driver
         self.telemetry: OwnTelemetry | None = None
+
+    @property
+    def driver_figures(self) -> DriverFigures | None:
+        """What the driver of the pipelines reported last."""
+        return None if self._driver is None else self._driver.figures
+
+    def verbs(self) -> Verbs:
+        """Return what tools may ask for."""
+        loop = asyncio.get_running_loop()
+        return {**gateway_verbs(self._gateway, loop), "metrics": on_loop(loop, self._metrics)}
+
+    async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return every figure, for the parent of several workers."""
+        return {"records": [list(record) for record in await self.records()]}
 
     async def not_ready(self) -> Sequence[str]:
         """Return why senders should not be sent here."""
@@ -169,8 +183,10 @@ class GatewayProcess:
         async with contextlib.AsyncExitStack() as held:
             if self._watched.telemetry is not None:
                 await held.enter_async_context(self._watched.telemetry.sending())
+            verbs = self._watched.verbs()
             if self._worker is None:
-                await held.enter_async_context(observed(self._loaded, self._watched))
+                port = await held.enter_async_context(observed(self._loaded, self._watched))
+                verbs = {**verbs, "console": port.console}
             else:
                 held.push_async_callback(end, asyncio.create_task(_follow_parent(signals)))
             if not await self._start(signals):
@@ -182,7 +198,7 @@ class GatewayProcess:
             if self._driver is not None:
                 self._driver.start()
                 held.push_async_callback(self._driver.stop, 0.0)
-            control = self._listen_to_tools()
+            control = self._listen_to_tools(verbs)
             if control is not None:
                 held.callback(control.close)
             # After everything is imported and open, before the first request: what exists now
@@ -217,26 +233,17 @@ class GatewayProcess:
             os._exit(0)
         return False
 
-    def _listen_to_tools(self) -> ControlServer | None:
+    def _listen_to_tools(self, verbs: Verbs) -> ControlServer | None:
         """Serve the control socket; of several workers each has one, in its own directory."""
         directory = self._loaded.graph.data_dir
         if self._worker is not None:
             directory = worker_directory(directory, self._worker)
         directory.mkdir(parents=True, exist_ok=True)
-        loop = asyncio.get_running_loop()
-        verbs = {
-            **gateway_verbs(self._gateway, loop),
-            "metrics": on_loop(loop, self._metrics),
-        }
         return serve(PurePath(directory), verbs, Seam().clock)
 
     async def _orders(self) -> DriverOrders:
         url = lineage_url(self._loaded.graph, self._gateway.addresses)
         return DriverOrders(self._loaded.document.file, self._gateway.access, url)
-
-    async def _metrics(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return every figure, for the parent of several workers."""
-        return {"records": [list(record) for record in await self._watched.records()]}
 
     async def _tell_status(self) -> None:
         while True:

@@ -42,6 +42,7 @@ COMMANDS = {
     "components": ("cmd_config:components_command", "List receivers, processors and exporters."),
     "graph": ("cmd_config:graph_command", "Draw a graph file as text or as a Mermaid chart."),
     "processors": ("cmd_config:processors_group", "Try the processors of a graph file on events."),
+    "console": ("cmd_console", "Print the address of a gateway's console, with its token."),
     "destination": ("cmd_destination", "Look at the destinations of a gateway; pause, resume."),
     "tap": ("cmd_destination:tap_command", "Look at events on their way to a destination, live."),
     "handoff": ("cmd_handoff", "Look at what waits for data nodes and what they lack; repair it."),

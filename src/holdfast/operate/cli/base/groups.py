@@ -27,6 +27,7 @@ EXAMPLES = {
     "components": "components http",
     "graph": "graph gateway.yaml",
     "processors test": "processors test gateway.yaml events.jsonl",
+    "console": "console gateway.yaml",
     "destination ls": "destination ls gateway.yaml",
     "destination pause": "destination pause marquez gateway.yaml",
     "destination resume": "destination resume marquez gateway.yaml",
