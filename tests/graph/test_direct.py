@@ -229,6 +229,20 @@ flight: {listen: "127.0.0.1:0"}
                                                    "clean -> two"]  # fmt: skip
 
 
+def test_what_waits_in_a_quiver_that_the_file_no_longer_has_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def start(gateway: Gateway) -> None:
+        async with running(gateway):
+            pass
+
+    for graph in (GRAPH.replace("persistence: none\n", ""), GRAPH):
+        assert "what waits in it" not in caplog.text
+        asyncio.run(start(gateway_of(tmp_path, graph)))
+    core = tmp_path / "data" / "quiver" / "core-00"
+    assert f"{core} is no quiver of the file: what waits in it" in caplog.text
+
+
 def test_a_change_of_its_nodes_needs_a_restart(tmp_path: Path) -> None:
     gateway = gateway_of(tmp_path, GRAPH)
 

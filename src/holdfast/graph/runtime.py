@@ -154,6 +154,7 @@ class Gateway:
         self._tell_leftovers()
         if self.worker == 0:
             self._tell_former_workers()
+            self._tell_former_quivers()
 
     def _register_pipelines(self) -> None:
         """Keep events for the pipelines of the file from the first one on: Spark starts slowly."""
@@ -226,6 +227,19 @@ class Gateway:
                     beside,
                     int(number),
                     int(number),
+                )
+
+    def _tell_former_quivers(self) -> None:
+        """Say where events lie that nobody delivers, since the file names no quiver there."""
+        cores = sorted(path.parent for path in self.graph.data_dir.glob("*/core-*/FORMAT"))
+        known = {one.plan.directory for one in self._quivers}
+        for core in cores:
+            if core.parent not in known:
+                log.warning(
+                    "%s is no quiver of the file: what waits in it is not delivered; "
+                    "`holdfast quiver show %s` tells what that is",
+                    core,
+                    core,
                 )
 
     def _tell_policies(self) -> None:
