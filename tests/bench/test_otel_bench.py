@@ -21,7 +21,7 @@ FIGURES = {
     *("scan_vs_parquet", "scan_vs_parquet_unkept", "scan_spans_per_s", "scan_first_spans_per_s"),
     *(f"flat_vs_parse{suffix}" for suffix in ("", "_logs", "_points")),
     *(f"persistence_{what}_ratio" for what in ("cpu", "throughput", "p99")),
-    *("otap_vs_otlp_bytes", "otap_vs_otlp_wire_bytes"),
+    *("otap_vs_otlp_bytes", "otap_vs_joined_otlp_bytes", "otap_vs_otlp_wire_bytes"),
     *(f"otap{way}_rows_per_s" for way in ("", "_from_otlp", "_to_otlp")),
 }
 COLLECTOR_FIGURES = {

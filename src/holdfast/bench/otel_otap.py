@@ -4,8 +4,10 @@ The spans are those of a web service: ids at random, five spans in a trace, dura
 three orders of magnitude, eight attributes of which half repeat and half are nearly always new.
 
 otlp      each request, compressed by itself with zstd, as OTLP is sent and stored
+joined    the requests behind each other, compressed as one: what grouping alone would save
 stored    the same spans as batches of OTAP, each a bundle of a quiver with `compression: zstd`: all
-          files of its segments, with the columns that the quiver adds to each row
+          files of its segments, with the columns that the quiver adds to each row; more than one
+          segment, as a quiver that is used has them
 wire      the messages of one stream, with zstd inside
 """
 
@@ -39,10 +41,10 @@ def measure_otap(
     folder: Path, scale: OtelScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Add `otap_vs_otlp_bytes`, its part on the wire, and `otap_rows_per_s` for each way."""
-    requests = scale.backlog_requests // 10
+    requests = scale.backlog_requests // 2
     progress(f"OTAP: {requests} requests of {_SPANS} spans, {scale.rounds} rounds")
     chance = random.Random(1)
-    stored, wire, seconds = [], [], []
+    stored, joined, wire, seconds = [], [], [], []
     for number in range(scale.rounds):
         bodies = [_web_request(chance) for _ in range(requests)]
         otlp_bytes = sum(len(zstandard.compress(body)) for body in bodies)
@@ -57,9 +59,12 @@ def measure_otap(
                 otlp_of(OtlpKind.TRACES, tables)
         rows = sum(table.num_rows for tables in batches for table in tables.values())
         seconds.append((rows / watch.cpu_s, rows / receiving.cpu_s, rows / back.cpu_s))
-        stored.append(_stored_bytes(folder / f"otap-{number}", batches) / otlp_bytes)
+        stored_bytes = _stored_bytes(folder / f"otap-{number}", batches)
+        stored.append(stored_bytes / otlp_bytes)
+        joined.append(stored_bytes / len(zstandard.compress(b"".join(bodies))))
         wire.append(sum(map(len, messages)) / otlp_bytes)
     figures.add("otap_vs_otlp_bytes", stored)
+    figures.add("otap_vs_joined_otlp_bytes", joined)
     figures.add("otap_vs_otlp_wire_bytes", wire)
     figures.add("otap_rows_per_s", (received for _, received, _ in seconds))
     figures.add("otap_from_otlp_rows_per_s", (made for made, _, _ in seconds))

@@ -189,13 +189,22 @@ def attribute_table(
 ) -> pa.RecordBatch | None:
     """Return the attributes of rows with these ids as a table; None if there are none.
 
-    Rows stay in their order, by parent. Sorted by key and value, as others do it, parents would be
-    scattered: what that saves in values is less than what they then need, compressed or not.
+    The first attributes of all parents come first, then all second ones, and so on. Items of one
+    library have their attributes in one order, so what stands below each other has one key, one
+    type and values of one kind, which compresses well; those of each parent stay in their order.
+    Sorted by key and value, as others do it, parents would be scattered, and need more than is
+    saved.
     """
     if not len(lists.values):
         return None
-    pairs = read_bodies(KEY_VALUE, lists.values.to_pylist(), by)
-    owners = np.repeat(parents, np.diff(numbers_of(lists.offsets, "<i4")))
+    offsets = numbers_of(lists.offsets, "<i4")
+    lengths = np.diff(offsets)
+    # The place of each attribute in its own list.
+    within = np.arange(len(lists.values)) - np.repeat(offsets[:-1] - offsets[0], lengths)
+    order = np.argsort(within, kind="stable")
+    bodies = lists.values.take(column_of(order.astype("<i8"), pa.int64()))
+    pairs = read_bodies(KEY_VALUE, bodies.to_pylist(), by)
+    owners = np.repeat(parents, lengths)[order]
     columns = {
         "parent_id": column_of(owners.astype(index_dtype(id_type)), id_type),
         "key": in_dictionary(pairs.field("key")),
