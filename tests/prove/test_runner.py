@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import socket
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tests.patience import PATIENCE_S
 
 from holdfast.errors import CheckFailed
 from holdfast.prove import runner
-from holdfast.prove.runner import ProofOptions, ProofProcesses, ProofRunner
+from holdfast.prove.runner import PORTS, ProofOptions, ProofProcesses, ProofRunner, free_ports
 
 # Each is what a process of a proof does.
 WAITS = "print('ready', flush=True); import time; time.sleep(600)"
@@ -157,3 +159,12 @@ def test_whatever_still_runs_is_killed_at_the_end(
     processes.stop("one")
     processes.close()
     assert [child.returncode for child in processes.children.values()] == [-15, -9]
+
+
+def test_ports_are_not_those_that_a_system_gives_to_others() -> None:
+    with ExitStack() as taken:
+        for port in free_ports(50):
+            assert port in PORTS
+            # One that is used is not found again.
+            taken.enter_context(socket.create_server(("127.0.0.1", port)))
+        assert len(set(free_ports(50))) == 50

@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -36,6 +36,9 @@ RANDOM = "random"
 KILL_SECONDS_MAX = 60.0
 STOP_SECONDS_MAX = 120.0
 POLL_SECONDS = 0.02
+
+# Below those that systems give out: Linux from 32768 on, others from 49152.
+PORTS = range(20_000, 32_000)
 
 OnProgress = Callable[[str], None]
 Verdict_co = TypeVar("Verdict_co", covariant=True)
@@ -248,12 +251,20 @@ class ProofProcesses:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback that nobody uses at this moment."""
+    """Return ports of the loopback that nobody uses at this moment.
+
+    None that a system gives to whoever asks for any: another process would be given it before it is
+    used here, or while the process that had it is dead.
+    """
+    found: list[int] = []
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(found) < count:
+            port = random.SystemRandom().choice(PORTS)
+            one = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                found.append(port)
+    return found
 
 
 def listens(port: int) -> bool:
