@@ -12,7 +12,7 @@ not measured (filling, copying, closing) stays outside of the stopwatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import PurePath
 
 from holdfast.errors import BadInput
@@ -35,11 +35,21 @@ NEEDS = {
     "store": "store",
 }
 
+# Below this part of the other commit's speed, in every round, a figure has become slower.
+AT_LEAST = 0.95
+
 
 def run(
-    name: str, *, quick: bool, progress: Callable[[str], None], directory: PurePath | None
+    name: str,
+    *,
+    quick: bool,
+    progress: Callable[[str], None],
+    directory: PurePath | None,
+    only: Collection[str] = (),
 ) -> dict[str, object]:
     """Run one benchmark and return its figures; `quick` is only to see it run.
+
+    `only` names sections of it.
 
     Data is written below `directory` (by default the machine's folder for large temporary files)
     and removed at the end, also when interrupted.
@@ -50,4 +60,31 @@ def run(
         need(NEEDS[name])
     from holdfast.bench.runner import run_benchmark
 
-    return run_benchmark(name, quick=quick, progress=progress, directory=directory)
+    return run_benchmark(name, quick=quick, progress=progress, directory=directory, only=only)
+
+
+def run_against(
+    name: str,
+    commit: str,
+    *,
+    quick: bool,
+    progress: Callable[[str], None],
+    directory: PurePath | None,
+    only: Collection[str] = (),
+    at_least: float = AT_LEAST,
+) -> dict[str, object]:
+    """Run a benchmark in turn with another commit of this checkout, and return the ratios.
+
+    Under "missed" are the figures whose ratio is below `at_least` in every round.
+    """
+    from holdfast.bench.against import compare
+
+    return compare(
+        name,
+        commit,
+        only=only,
+        quick=quick,
+        at_least=at_least,
+        progress=progress,
+        directory=directory,
+    )

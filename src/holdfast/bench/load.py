@@ -4,7 +4,7 @@ Many producers append one thing after the other, each waiting for its answer: a 
 record batch of about 88 kB, or raw events of 2 kB. `RecordingDisk` is a real disk that notes what
 it was asked to write; the same bytes, in the same groups, are then written with nothing but write
 and fdatasync. It names the steps in words, as every version does: the same measurement runs on
-older ones (scripts/compare_versions.py).
+older ones (against.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -172,6 +172,28 @@ def by_threads(append: Callable[[Quiver], object]) -> Drive:
         return latencies_s
 
     return drive
+
+
+async def _nothing_async(quiver: Quiver) -> None:
+    pass
+
+
+def _nothing(quiver: Quiver) -> None:
+    pass
+
+
+# The same loops around an append that does nothing.
+IDLE_TASKS = by_tasks(_nothing_async)
+IDLE_THREADS = by_threads(_nothing)
+
+
+def generator_cpu_us(nothing: Drive, appends_each: int) -> float:
+    """Return what the load generator itself takes of an append's CPU time."""
+    # Nothing looks at the quiver.
+    quiver: Any = None
+    with Stopwatch() as watch:
+        appends = len(nothing(quiver, appends_each))
+    return watch.cpu_s / appends * 1e6
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,15 @@
 """Append throughput: 64 producers of 88 kB batches, fsynced, against the bare disk.
 
 Each contender is followed immediately by the disk's turn: write and fdatasync of the bytes that its
-WAL was given, in the same groups. Ratios are taken within the pair.
+WAL was given, in the same groups. Ratios are taken within the pair. The disk has a second turn, and
+the control is its speed in parts of the first. The contenders' order is another one each round, and
+what they wrote stays until all are done: whoever comes next would pay for its removal.
+
+The load generator shares the process, and its CPU time counts as the append's. The same loop with
+an append that does nothing shows its share (`generator_cpu_us`).
+
+Poor groups would make the disk look as slow as they are. So the burst is also set beside a disk
+that is given the same bytes in groups of all 64 producers (`append_vs_disk_of_64`).
 
     burst       64 tasks of one event loop; nothing is sealed meanwhile, because the open buffer is
                 large enough for all of it. This is the acknowledgement path alone, which is what
@@ -19,19 +27,24 @@ unsealed    tasks again, with an open buffer that is large enough for all of it
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.bench.figures import Figures, interleave
+from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.load import (
+    IDLE_TASKS,
+    IDLE_THREADS,
+    PRODUCERS,
     Drive,
     LoadRun,
     RawRun,
     by_tasks,
     by_threads,
+    generator_cpu_us,
     measure,
     raw_event,
     replay_groups,
@@ -49,15 +62,24 @@ RAW_EVENTS = 43  # of 2 kB: as many bytes as a batch
 
 
 class Pair(NamedTuple):
-    """One round of one contender: ours, then the disk."""
+    """One round of one contender: ours, then the disk, again, and with large groups."""
 
     ours: LoadRun
     raw: RawRun
+    raw_again: RawRun
+    raw_of_64: RawRun
+    generator_cpu_us: float
 
     @property
     def ratio(self) -> float:
         """Our throughput in parts of the disk's."""
         return self.ours.wal_mb_per_s / self.raw.mb_per_s
+
+
+def _in_groups_of(appends: int, run: LoadRun) -> list[int]:
+    """Return the bytes of a run in groups of so many appends."""
+    groups = max(1, run.appends // appends)
+    return [sum(run.groups) // groups] * groups
 
 
 def measure_append(
@@ -70,27 +92,36 @@ def measure_append(
     raw = by_tasks(lambda quiver: quiver.append_raw_async(events))
     threads = by_threads(lambda quiver: quiver.append(batch))
 
-    def pair(config: QuiverConfig, appends_each: int, drive: Drive) -> Callable[[], Pair]:
+    def pair(
+        config: QuiverConfig, appends_each: int, drive: Drive, nothing: Drive
+    ) -> Callable[[], Pair]:
         def contend() -> Pair:
-            ours = measure(folder / "append", config, appends_each, drive)
-            shutil.rmtree(folder / "append")
+            ours = measure(folder / f"append-{next(number)}", config, appends_each, drive)
             # A seal during a burst would write the same bytes once more, beside the appends: the
             # ratio would then measure how the disk shares itself.
             assert config is SUSTAINED or not ours.statistics.sealer.segments, "BUG: a seal began"
             # Immediately after: a shared disk is twice as fast from one minute to the next, and
             # the two halves of a pair should see the same disk.
-            return Pair(ours, replay_groups(folder, ours.groups))
+            return Pair(
+                ours,
+                replay_groups(folder, ours.groups),
+                replay_groups(folder, ours.groups),
+                replay_groups(folder, _in_groups_of(PRODUCERS, ours)),
+                generator_cpu_us(nothing, appends_each),
+            )
 
         return contend
 
-    pairs = interleave(
+    number, each = itertools.count(), scale.burst_batches_each
+    pairs = rotated(
         {
-            "burst": pair(BURST, scale.burst_batches_each, tasks),
-            "raw": pair(BURST, scale.burst_batches_each, raw),
-            "threads": pair(BURST, scale.burst_batches_each, threads),
-            "sustained": pair(SUSTAINED, scale.sustained_batches_each, tasks),
+            "burst": pair(BURST, each, tasks, IDLE_TASKS),
+            "raw": pair(BURST, each, raw, IDLE_TASKS),
+            "threads": pair(BURST, each, threads, IDLE_THREADS),
+            "sustained": pair(SUSTAINED, scale.sustained_batches_each, tasks, IDLE_TASKS),
         },
         scale.rounds,
+        warm_up=True,
     )
     _add(figures, "", pairs["burst"])
     _add(figures, "raw_", pairs["raw"])
@@ -101,11 +132,23 @@ def measure_append(
         "sustained_stall_ms",
         (found.ours.statistics.writer.stall_seconds_max * 1e3 for found in pairs["sustained"]),
     )
+    _remove(folder, "append-*")
+
+
+def _remove(folder: Path, pattern: str) -> None:
+    for place in folder.glob(pattern):
+        shutil.rmtree(place)
 
 
 def _add(figures: Figures, prefix: str, pairs: list[Pair]) -> None:
     """Add the figures of one way to append, and of the disk that ran right after it."""
     figures.add(f"{prefix}append_vs_disk", (pair.ratio for pair in pairs))
+    again = (pair.raw_again.mb_per_s / pair.raw.mb_per_s for pair in pairs)
+    figures.add(f"{prefix}append_vs_disk_control", again)
+    of_64 = (pair.ours.wal_mb_per_s / pair.raw_of_64.mb_per_s for pair in pairs)
+    figures.add(f"{prefix}append_vs_disk_of_64", of_64)
+    figures.add(f"{prefix}append_cpu_vs_disk", (pair.raw.cpu_s / pair.ours.cpu_s for pair in pairs))
+    figures.add(f"{prefix}generator_cpu_us", (pair.generator_cpu_us for pair in pairs))
     figures.add(f"{prefix}append_mb_s", (pair.ours.wal_mb_per_s for pair in pairs))
     figures.add(f"{prefix}disk_mb_s", (pair.raw.mb_per_s for pair in pairs))
     figures.add(f"{prefix}append_cpu_us", (pair.ours.cpu_us_per_append for pair in pairs))
@@ -140,28 +183,28 @@ def measure_small(
     tasks = by_tasks(lambda quiver: quiver.append_raw_async(event))
     threads = by_threads(lambda quiver: quiver.append_raw(event))
     disk: list[RawRun] = []
+    number = itertools.count()
 
     def contender(config: QuiverConfig, drive: Drive) -> Callable[[], LoadRun]:
         def contend() -> LoadRun:
-            run = measure(folder / "small", config, scale.small_each, drive)
-            shutil.rmtree(folder / "small")
+            run = measure(folder / f"small-{next(number)}", config, scale.small_each, drive)
+            if drive is tasks and config is SUSTAINED:
+                disk.append(replay_groups(folder, run.groups))
             return run
 
         return contend
 
-    def tasks_then_disk() -> LoadRun:
-        run = contender(SUSTAINED, tasks)()
-        disk.append(replay_groups(folder, run.groups))
-        return run
-
-    runs = interleave(
+    runs = rotated(
         {
-            "tasks": tasks_then_disk,
+            "tasks": contender(SUSTAINED, tasks),
             "threads": contender(SUSTAINED, threads),
             "unsealed": contender(BURST, tasks),
         },
         scale.rounds,
+        warm_up=True,
     )
+    generator = [generator_cpu_us(IDLE_TASKS, scale.small_each) for _ in range(scale.rounds)]
+    figures.add("small_generator_cpu_us", generator)
     _add_small(figures, "", runs["tasks"])
     _add_small(figures, "threads_", runs["threads"])
     _add_small(figures, "unsealed_", runs["unsealed"])
@@ -169,6 +212,7 @@ def measure_small(
     measured = disk[-scale.rounds :]
     figures.add("disk_group_p50_ms", (statistics.median(run.group_s) * 1e3 for run in measured))
     _add_stall(figures, runs["tasks"], runs["unsealed"])
+    _remove(folder, "small-*")
 
 
 def _add_small(figures: Figures, prefix: str, runs: list[LoadRun]) -> None:

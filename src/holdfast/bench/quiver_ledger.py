@@ -1,7 +1,7 @@
 """The ledger: what an acknowledgement costs, and how fast a ledger with very many is opened again.
 
 The only measurement that uses parts of a quiver which are not public: the others also run on older
-versions (scripts/compare_versions.py).
+versions (against.py).
 """
 
 from __future__ import annotations

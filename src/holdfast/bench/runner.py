@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any, NamedTuple
@@ -39,6 +39,7 @@ from holdfast.bench.scale import (
     STORE_FULL,
     STORE_QUICK,
 )
+from holdfast.errors import BadInput
 
 Progress = Callable[[str], None]
 # Measures something in a folder, as much as the scale says, and adds what it found.
@@ -59,13 +60,37 @@ class Benchmark(NamedTuple):
     quick: object
     # What the figures depend on beside the machine.
     environment: Mapping[str, str] = {}
+    # What of the full scale is less when commits are compared: more rounds tell more than bytes.
+    compared: Mapping[str, object] = {}
+
+    def only(self, names: Collection[str]) -> Benchmark:
+        """Return it with the sections of these names; without any, with all."""
+        if not names:
+            return self
+        known = {section_name(section.__name__): section for section in self.sections}
+        if unknown := set(names) - set(known):
+            raise BadInput(
+                f"there is no section {', '.join(sorted(unknown))}",
+                hint=f"choose of: {', '.join(known)}",
+            )
+        return self._replace(sections=tuple(known[name] for name in known if name in names))
+
+
+def section_name(function_name: str) -> str:
+    """Return what a section is called: `measure_append` is "append"."""
+    return function_name.removeprefix("measure_")
 
 
 def run_benchmark(
-    name: str, *, quick: bool, progress: Progress, directory: PurePath | None
+    name: str,
+    *,
+    quick: bool,
+    progress: Progress,
+    directory: PurePath | None,
+    only: Collection[str] = (),
 ) -> dict[str, object]:
-    """Measure everything, and return the report."""
-    benchmark = load(name)
+    """Measure everything, or some sections, and return the report."""
+    benchmark = load(name).only(only)
     scale = benchmark.quick if quick else benchmark.full
     figures = Figures()
     with scratch(directory) as folder:
@@ -120,7 +145,21 @@ def _quiver() -> Benchmark:
         Bar("startup_doubling_percent", at_most=20),
         Bar("rss_mb", at_most=200),
     )
-    return Benchmark(sections, bars, QUIVER_FULL, QUIVER_QUICK)
+    compared = {
+        "burst_batches_each": 16,
+        "sustained_batches_each": 32,
+        "small_each": 300,
+        "recovery_mb": (96,),
+        "startup_segments": 40,
+        "startup_segment_mb": 4,
+        "deliver_mb": 100,
+        "deliver_bundles": 5_000,
+        "idle_events": 20,
+        "acks": 5_000,
+        "stream_batches": 100,
+        "ledger_acks": 200_000,
+    }
+    return Benchmark(sections, bars, QUIVER_FULL, QUIVER_QUICK, compared=compared)
 
 
 def _gateway() -> Benchmark:
@@ -135,7 +174,8 @@ def _gateway() -> Benchmark:
         Bar("rss_backlog_mb", at_most=250),
         Bar("validation_vs_parse", at_most=3.0),
     )
-    return Benchmark(sections, bars, GATEWAY_FULL, GATEWAY_QUICK)
+    compared = {"seconds": 1.5, "backlog_events": 4_000, "backlog_mb": 100}
+    return Benchmark(sections, bars, GATEWAY_FULL, GATEWAY_QUICK, compared=compared)
 
 
 def _otel() -> Benchmark:
@@ -201,7 +241,9 @@ def _handoff() -> Benchmark:
         Bar("startup_segments_s", at_most=10.0),
         Bar("node_startup_s", at_most=10.0),
     )
-    return Benchmark((measure_drain, measure_waiting), bars, HANDOFF_FULL, HANDOFF_QUICK)
+    sections = (measure_drain, measure_waiting)
+    compared = {"waiting_bundles": 50_000, "waiting_segments": 2_000, "startup_rounds": 1}
+    return Benchmark(sections, bars, HANDOFF_FULL, HANDOFF_QUICK, compared=compared)
 
 
 def _store() -> Benchmark:
@@ -220,7 +262,13 @@ def _store() -> Benchmark:
         Bar("gc_cost_slope", at_most=0.5),
     )
     sections = (measure_backup, measure_many, measure_collecting)
-    return Benchmark(sections, bars, STORE_FULL, STORE_QUICK)
+    compared = {
+        "corpus_bytes": 100 * 1024 * 1024,
+        "many_files": 100_000,
+        "fewer_files": 10_000,
+        "garbage_chunks": 2_000,
+    }
+    return Benchmark(sections, bars, STORE_FULL, STORE_QUICK, compared=compared)
 
 
 # Filesystems that live in memory: their sync costs nothing and proves nothing.
