@@ -235,7 +235,7 @@ class Folder:
             return self._write_as(parent, name, (first,), dress, holes)
         if _exists(parent, name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        partial = f".holdfast-{os.urandom(8).hex()}.partial"
+        partial = f"{partial_prefix(os.getpid())}{os.urandom(8).hex()}.partial"
         undone = self._write_as(
             parent, partial, itertools.chain((first, second), coming), dress, holes
         )
@@ -296,6 +296,15 @@ class Folder:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder(folder))
 
+    def remove_newer(self, path: str, since_ns: int) -> None:
+        """Remove a file that came, or was changed, since then; one that is older stays."""
+        folder, name = self._split(path)
+        with suppress(FileNotFoundError):
+            parent = self._folder(folder)
+            info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISREG(info.st_mode) and info.st_ctime_ns >= since_ns:
+                os.unlink(name, dir_fd=parent)
+
     def dress(self, path: str, dress: Dress) -> list[Undone]:
         """Give a folder that is there its mode, time and all else; return what it did not get."""
         return _dress(self._folder(path), dress)
@@ -324,6 +333,11 @@ class Folder:
             _, oldest = self._open.popitem(last=False)
             os.close(oldest)
         return descriptor
+
+
+def partial_prefix(pid: int) -> str:
+    """Return how the names of unfinished files of a process begin."""
+    return f".holdfast-{pid}-"
 
 
 @contextmanager

@@ -79,11 +79,12 @@ class ChunkStore:
         """Return a reader; it looks up the keys it is not given. A pin keeps what it reads."""
         # Counted in the largest chunks there can be, so that the bound on bytes holds however they
         # are cut. Two at least: with one, nothing would be read ahead.
-        prefetch_chunks = max(2, self._settings.prefetch_bytes // self.chunking.max_bytes)
+        ahead_bytes = self._settings.prefetch_bytes
+        prefetch_chunks = max(2, ahead_bytes // self.chunking.max_bytes) if ahead_bytes else 0
         return ChunkReader(
             self._objects,
             self._references,
-            keys or {},
+            keys if keys is not None else {},
             self._cache,
             self._threads,
             prefetch_chunks,

@@ -111,6 +111,12 @@ class ChunkReader:
         """Find out together where some chunks are that will be read one by one."""
         self._resolve(chunk for chunk in chunks if self._known(chunk) is None)
 
+    def keys(self, chunks: Iterable[ChunkHash]) -> list[ChunkKey]:
+        """Return where some chunks are, for others who read them; not those that are missing."""
+        wanted = list(chunks)
+        self.expect(wanted)
+        return [key for chunk in wanted if (key := self._known(chunk)) is not None]
+
     def missing(self, chunks: Iterable[ChunkHash]) -> set[ChunkHash]:
         """Return those of some chunks that the store does not hold now, by its database."""
         asked = set(chunks)
@@ -124,9 +130,9 @@ class ChunkReader:
     def _read(self, wanted: Iterator[_Ranges]) -> Iterator[bytes]:
         """Yield ranges, looking up where many chunks are with one query; one alone is just read."""
         for batch in _batches(wanted, RESOLVE_BATCH):
-            if len(batch) == 1:
-                [ranges] = batch
-                yield from _parts(self.read_chunk(ranges.hash), ranges)
+            if len(batch) == 1 or not self._prefetch_chunks:
+                for ranges in batch:
+                    yield from _parts(self.read_chunk(ranges.hash), ranges)
             else:
                 yield from self._read_ahead(batch)
 

@@ -75,7 +75,7 @@ class StoreSettings(BoundedSettings):
     batch_bytes: int = size_bytes(16 * MB)
     """Plain bytes of such a batch, about."""
     prefetch_bytes: int = size_bytes(16 * MB)
-    """Plain bytes that a reader fetches ahead of what was asked for."""
+    """Plain bytes that a reader fetches ahead of what was asked for; 0: none."""
     reader_threads: int = count(2, least=1, most=64)
     """Threads of one reader that fetch, unpack and verify."""
     cache_bytes: int = size_bytes(64 * MB)

@@ -199,6 +199,12 @@ class ChunkWriter:
         """Store a stream, cut where its content says; return what it consists of."""
         return [DataRef(self.put(view), 0, view.nbytes) for view in cut(stream, self._chunking)]
 
+    def submit(self) -> None:
+        """Begin to store all that was put, and do not wait for it."""
+        with self._changed:
+            self._check()
+            self._submit()
+
     def barrier(self) -> None:
         """Return once everything put so far is durable and marked."""
         with self._changed:
@@ -416,14 +422,66 @@ class PackedFile:
         self._refs = (ref,)
 
 
+class PackBorders:
+    """Where packs of small files are cut, by the paths and sizes of the files alone.
+
+    A pack is cut behind a file that its own path chooses: the hash of the path, as a fraction, is
+    less than the file's share of `pack_spread_bytes`. The chance is in proportion to the size, so
+    packs have the same size whatever their files have. Neighbouring packs stay as they are when a
+    file between them changes, is added or removed; cutting by size alone would move every border
+    behind it.
+    """
+
+    def __init__(self, chunking: Chunking) -> None:
+        self._chunking = chunking
+        self._files = 0
+        self._size_bytes = 0
+
+    @property
+    def is_border(self) -> bool:
+        """Whether no pack is begun."""
+        return self._files == 0
+
+    def is_too_full(self, size_bytes: int) -> bool:
+        """Whether a pack is to be cut before a file of this size."""
+        return self._size_bytes + size_bytes > self._chunking.max_bytes
+
+    def add(self, path: bytes, size_bytes: int) -> bool:
+        """Take the next file; return whether a pack is to be cut behind it. Empty ones are in none.
+
+        One that was too full before it was cut there.
+        """
+        if size_bytes == 0:
+            return False
+        if self.is_too_full(size_bytes):
+            self.cut()
+        self._files += 1
+        self._size_bytes += size_bytes
+        if self._is_complete(path, size_bytes):
+            self.cut()
+            return True
+        return False
+
+    def cut(self) -> None:
+        """Let a pack end here, whatever the paths say."""
+        self._files, self._size_bytes = 0, 0
+
+    def _is_complete(self, path: bytes, size_bytes: int) -> bool:
+        """Say whether the pack ends behind this file: it is full, or the path decides so."""
+        if self._files >= self._chunking.pack_files_max:
+            return True
+        if self._size_bytes < self._chunking.pack_min_bytes:
+            return False
+        # The path decides, not the content: a file that changes then keeps its pack's borders, and
+        # only the one pack that holds it is stored anew.
+        fraction = int.from_bytes(blake3(path).digest(_FRACTION_BYTES), "little")
+        return fraction * self._chunking.pack_spread_bytes < size_bytes << (8 * _FRACTION_BYTES)
+
+
 class SmallFiles:
     """Packs whole files into chunks, in the order in which they are added.
 
-    One object for each small file would cost more than its bytes. A pack is cut behind a file that
-    its own path chooses: the hash of the path, as a fraction, is less than the file's share of
-    `pack_spread_bytes`. The chance is in proportion to the size, so packs have the same size
-    whatever their files have. Neighbouring packs stay as they are when a file between them changes,
-    is added or removed; cutting by size alone would move every border behind it.
+    One object for each small file would cost more than its bytes.
     """
 
     def __init__(self, writer: ChunkWriter, chunking: Chunking) -> None:
@@ -431,7 +489,7 @@ class SmallFiles:
         self._chunking = chunking
         self._files: list[PackedFile] = []
         self._contents: list[bytes] = []
-        self._size_bytes = 0
+        self._borders = PackBorders(chunking)
 
     def add(self, path: bytes, data: bytes) -> PackedFile:
         """Take a file of at most `small_file_bytes`; it is stored when its pack is cut."""
@@ -444,12 +502,11 @@ class SmallFiles:
         file = PackedFile(len(data))
         if not data:
             return file
-        if self._size_bytes + len(data) > self._chunking.max_bytes:
+        if self._borders.is_too_full(len(data)):
             self.flush()
         self._files.append(file)
         self._contents.append(data)
-        self._size_bytes += len(data)
-        if self._is_complete(path, len(data)):
+        if self._borders.add(path, len(data)):
             self.flush()
         return file
 
@@ -464,15 +521,5 @@ class SmallFiles:
             content_hash = b"" if whole else hash_of(data)
             file._is_stored(DataRef(chunk, offset_bytes, len(data), content_hash))
             offset_bytes += len(data)
-        self._files, self._contents, self._size_bytes = [], [], 0
-
-    def _is_complete(self, path: bytes, size_bytes: int) -> bool:
-        """Say whether the pack ends behind this file: it is full, or the path decides so."""
-        if len(self._files) >= self._chunking.pack_files_max:
-            return True
-        if self._size_bytes < self._chunking.pack_min_bytes:
-            return False
-        # The path decides, not the content: a file that changes then keeps its pack's borders, and
-        # only the one pack that holds it is stored anew.
-        fraction = int.from_bytes(blake3(path).digest(_FRACTION_BYTES), "little")
-        return fraction * self._chunking.pack_spread_bytes < size_bytes << (8 * _FRACTION_BYTES)
+        self._files, self._contents = [], []
+        self._borders.cut()

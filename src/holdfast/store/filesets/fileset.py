@@ -174,6 +174,7 @@ class FileSet:
         pin: CommitPin | None = None,
         keys: Mapping[ChunkHash, ChunkKey] | None = None,
     ) -> None:
+        self.store = store
         self.layers = tuple(layers)
         self.pin = pin
         self.reader = store.chunks.reader(keys, pin)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import PurePath
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.errors import BadInput, StoreError
 from holdfast.seam.folders import GONE, Folder, FolderEntry, OpenedFile
@@ -19,6 +18,10 @@ from holdfast.seam.owners import group_name, user_name
 from holdfast.store.filesets.info import Metadata, Xattrs
 from holdfast.store.filesets.paths import is_target, leads_out, path_trouble
 from holdfast.store.filesets.selection import CACHE_SIGNATURE, CACHE_TAG, Selection
+from holdfast.store.objects.objects import DataRef
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 READ_THREADS = 3
 # Small files and links that one thread reads at a time, their bytes, and all that stands between.
@@ -124,6 +127,8 @@ class FoundFile(NamedTuple):
     has_changed: bool = False
     has_holes: bool = False
     xattrs: Xattrs = ()
+    # Where its content is, if it was stored already.
+    stored: tuple[DataRef, ...] | None = None
 
 
 class ReadFile:
@@ -178,6 +183,8 @@ class FolderReader:
 
     def files(self) -> Iterator[FoundFile]:
         """Yield everything below that is to be stored, in order, with small files read."""
+        from concurrent.futures import ThreadPoolExecutor
+
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="read-folder")
         ahead: deque[Future[list[FoundFile]]] = deque()
         try:
@@ -216,21 +223,26 @@ class FolderReader:
         """Yield what stands in the folder, nothing read yet."""
         group: list[FoundFile] = []
         reads = group_bytes = 0
+        for found in self._found():
+            group.append(found)
+            if self._is_read_ahead(found):
+                reads += 1
+                group_bytes += found.entry.size_bytes
+            if reads >= GROUP_FILES or group_bytes >= GROUP_BYTES or len(group) >= GROUP_ENTRIES:
+                yield group
+                group, reads, group_bytes = [], 0, 0
+        if group:
+            yield group
+
+    def _found(self) -> Iterator[FoundFile]:
+        """Yield what is to be stored, and say what of it need not be read."""
         for entry in self._walk():
             is_again = entry.links > 1 and entry.kind == "file" and self._is_again(entry)
             # A file that looks as it did is not opened. A link is read all the same where links
             # that lead out are refused: its target is what matters, and looks say nothing about
             # it.
             is_skipped = self._skip(entry) and not self._is_asked(entry)
-            group.append(FoundFile(entry, is_skipped=is_skipped, is_again=is_again))
-            if self._is_read_ahead(group[-1]):
-                reads += 1
-                group_bytes += entry.size_bytes
-            if reads >= GROUP_FILES or group_bytes >= GROUP_BYTES or len(group) >= GROUP_ENTRIES:
-                yield group
-                group, reads, group_bytes = [], 0, 0
-        if group:
-            yield group
+            yield FoundFile(entry, is_skipped=is_skipped, is_again=is_again)
 
     def _is_asked(self, entry: FolderEntry) -> bool:
         """Whether it must be seen where a link leads, however it looks."""

@@ -51,12 +51,14 @@ from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
 from holdfast.store.filesets.merge import direct, readable_files
+from holdfast.store.filesets.ranges import RangeReader, told
 from holdfast.store.filesets.selection import Selection
 from holdfast.store.objects.objects import ChunkHash, DataRef
 
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
+    from holdfast.store.workers import WorkerPool
 
 RACY_NS = 1_000_000_000
 
@@ -238,22 +240,32 @@ def put_tree(
     parent: FileSet | None = None,
     parent_seen: Sequence[DataRef] = (),
     selection: Selection | None = None,
-    threads: int = READ_THREADS,
+    threads: int | WorkerPool = READ_THREADS,
     progress: StoreProgress = lambda files, read_bytes: None,
 ) -> StoredTree:
     """Store a folder. `parent` is a pinned file set, kept open until the new commit is made.
 
-    `progress` is called, in this thread, with how many files were met and how many bytes were read.
+    Files are read by so many threads; or read and stored by workers, each with a `RangeStorer`.
+    `progress` is called, in this thread, with how many files were met and how
+    many bytes were read.
     """
     with store.chunks.writer(job) as writer:
         before = PreviousTree(parent, parent_seen)
-        reader = FolderReader(
-            folder,
-            small_bytes=store.chunks.chunking.small_file_bytes,
-            skip=before.looks_same,
-            selection=selection,
-            threads=threads,
-        )
+        chunking, skip = store.chunks.chunking, before.looks_same
+        reader: FolderReader
+        if isinstance(threads, int):
+            reader = FolderReader(
+                folder,
+                small_bytes=chunking.small_file_bytes,
+                skip=skip,
+                selection=selection,
+                threads=threads,
+            )
+        else:
+            threads.begin(told(store, job, folder))
+            reader = RangeReader(
+                folder, chunking=chunking, pool=threads, skip=skip, selection=selection
+            )
         return _Tree(store, writer, reader, before).store(progress)
 
 
@@ -400,6 +412,9 @@ class _Tree:
         What was stored of a file before it failed is collected with the job.
         """
         entry = found.entry
+        if found.stored is not None:
+            self._counts.read_bytes += sum([ref.size_bytes for ref in found.stored])
+            return tuple(map(message_of, found.stored)), found
         if found.small is not None:
             return self._small(entry, found.small), found
         file = self._reader.open(entry)

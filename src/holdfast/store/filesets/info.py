@@ -96,6 +96,17 @@ class FileInfo:
     def __hash__(self) -> int:
         return hash(self.path)
 
+    def to_bytes(self, refs: Sequence[pb.DataRef]) -> bytes:
+        """Return the entry of a file, with these references to its content, for another process."""
+        assert self._index is not None, "BUG: a folder without an entry"
+        if refs is self._index.data_op.data_ref:
+            return self._index.SerializeToString()
+        entry = pb.Index()
+        entry.CopyFrom(self._index)
+        del entry.data_op.data_ref[:]
+        entry.data_op.data_ref.extend(refs)
+        return entry.SerializeToString()
+
     @property
     def is_folder(self) -> bool:
         return self.path.endswith("/")

@@ -1,8 +1,9 @@
-"""Restores files into a folder, by several threads, and never outside of it.
+"""Restores files into a folder, by several threads or processes, and never outside of it.
 
 Files that share chunks stand beside each other in the order of paths, so each thread takes a run of
-neighbours. Links are made last, when nothing is written any more that one could lead astray (the
-folder's own code follows none, either), and folders get their modes and times at the very end.
+neighbours. A process is told with each run where its chunks are, and needs no database. Links are
+made last, when nothing is written any more that one could lead astray (the folder's own code
+follows none, either), and folders get their modes and times at the very end.
 
 **An archive is an attacker's input.** A file set may come from a store that somebody else can
 write to. So paths are checked again although they were checked when stored, no link is followed
@@ -12,24 +13,27 @@ runs it are not restored unless asked for, and nothing that exists is replaced u
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import stat
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import BadInput, Damaged, HoldfastError, ObjectMissing, StoreError
-from holdfast.seam.folders import Dress, Folder, Undone, new_folder
+from holdfast.seam.folders import Dress, Folder, Undone, new_folder, partial_prefix
 from holdfast.seam.owners import group_number, is_root, user_number
+from holdfast.store.chunks.settings import StoreSettings
+from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import LostRange
+from holdfast.store.filesets.entry import message_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.info import FileInfo, Xattrs
-from holdfast.store.filesets.merge import readable_files
+from holdfast.store.filesets.merge import direct, readable_files
 from holdfast.store.filesets.paths import (
     after_folder,
     check_folder,
@@ -38,12 +42,22 @@ from holdfast.store.filesets.paths import (
     leads_out,
 )
 from holdfast.store.filesets.selection import OutsideLinks
-from holdfast.store.objects.objects import ChunkHash
+from holdfast.store.objects.objects import ChunkHash, ChunkKey
+from holdfast.store.store import Store
+from holdfast.store.workers import Alive, Finish, WorkerPool
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 WRITE_THREADS = 4
 # Files that one thread restores at a time, and their bytes.
 GROUP_FILES = 64
 GROUP_BYTES = 4 * 1024 * 1024
+# A group is not ended inside of a chunk, where it holds fewer files than this: two threads would
+# both read and unpack it.
+GROUP_FILES_MAX = 1024
+# How far a disk's clock may be behind ours: times of its files go by ticks.
+_TICK_NS = 50_000_000
 # Groups that are handed out ahead of what is done.
 GROUPS_AHEAD = 16
 # Files that failed which are named; all are counted.
@@ -106,15 +120,16 @@ def extract(
     *,
     folder: str = "",
     how: Restoring = Restoring(),  # noqa: B008 - immutable
-    threads: int = WRITE_THREADS,
+    threads: int | WorkerPool = WRITE_THREADS,
     progress: RestoreProgress = lambda files, size_bytes: None,
 ) -> Restored:
     """Restore a file set, or what is below one of its folders, into a folder on disk.
 
     A file that is there already is an error, or is replaced with `overwrite`; others stay. No file
     has its name before all of it is there. Links that lead out of the folder are made by default,
-    as they were stored; nothing is written through them. `progress` is called, in this
-    thread, with how many files and bytes are restored.
+    as they were stored; nothing is written through them. Files are written by so many threads, or
+    by workers, each with a `RangeRestorer`. `progress` is called, in this thread, with how many
+    files and bytes are restored.
     """
     below = check_folder(folder)
     try:
@@ -146,16 +161,37 @@ class _Extraction:
         # The first restored name of files that have several, and the others.
         self._first_names: dict[tuple[str, bytes], str] = {}
         self._other_names: list[tuple[FileInfo, str]] = []
+        # What another worker wrote that died: it is newer than this, and replaced.
+        self._written_since_ns: int | None = None
+        self._alive: Alive = lambda: None
 
-    def run(self, threads: int, progress: RestoreProgress) -> Restored:
-        """Restore everything, a few groups ahead of the one that is waited for."""
-        pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
+    def run(self, threads: int | WorkerPool, progress: RestoreProgress) -> Restored:
+        """Restore everything: files, then other names of them, then links, then folders."""
         links: list[FileInfo] = []
         folders: list[FileInfo] = []
+        groups = self._groups(links, folders)
+        if isinstance(threads, int):
+            self._run_threads(groups, threads, progress)
+        else:
+            self._run_workers(groups, threads, progress)
+        for file, first in self._other_names:
+            self._try(file, partial(self._name_again, file, first))
+        for link in links:
+            self._try(link, partial(self._link, link))
+        self._finish(folders)
+        return self._done
+
+    def _run_threads(
+        self, groups: Iterator[list[FileInfo]], threads: int, progress: RestoreProgress
+    ) -> None:
+        """Restore files by threads, a few groups ahead of the one that is waited for."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="restore")
         coming: deque[Future[None]] = deque()
         done = self._done
         try:
-            for group in self._groups(links, folders):
+            for group in groups:
                 coming.append(pool.submit(self._write, group))
                 # The bound on what is fetched and not written yet: the results are waited for in
                 # order, so an error of a group ends the run soon after it happened.
@@ -169,12 +205,65 @@ class _Extraction:
             pool.shutdown(cancel_futures=True)
             for folder in self._folders:
                 folder.close()
-        for file, first in self._other_names:
-            self._try(file, partial(self._name_again, file, first))
-        for link in links:
-            self._try(link, partial(self._link, link))
-        self._finish(folders)
-        return done
+
+    def _run_workers(
+        self, groups: Iterator[list[FileInfo]], pool: WorkerPool, progress: RestoreProgress
+    ) -> None:
+        """Restore files by workers. A worker that dies is followed by one that knows of it."""
+        since_ns = self._files.store.references.seam.clock.wall_ns() - _TICK_NS
+        how = dataclasses.astuple(self._how)
+        pool.begin((self._files.store.url, str(self._root.path), self._below, how, since_ns))
+        coming: deque[int] = deque()
+        for group in groups:
+            coming.append(pool.submit(self._task(group)))
+            if len(coming) > pool.ahead:
+                self._answered(pool, coming.popleft(), progress)
+        while coming:
+            self._answered(pool, coming.popleft(), progress)
+        if pool.lost_pids:
+            self._remove_partials(tuple(map(partial_prefix, pool.lost_pids)))
+
+    def _remove_partials(self, prefixes: tuple[str, ...]) -> None:
+        """Remove what workers had begun to write when they died."""
+        for entry in list(self._root.walk(failed=lambda path, error: None)):
+            if entry.path.rpartition("/")[2].startswith(prefixes):
+                self._root.remove(entry.path)
+
+    def _task(self, group: list[FileInfo]) -> tuple[Any, ...]:
+        """Return what a worker is told of a group: its files, and where their chunks are."""
+        reader = self._files.reader
+        told: list[tuple[str, bytes]] = []
+        hashes: dict[ChunkHash, None] = {}
+        for file in group:
+            refs = file.refs
+            try:
+                # Lists of references are resolved here: what they lead to has keys as well.
+                if any(ref.indirect for ref in refs):
+                    refs = [message_of(ref) for _, ref in direct(reader, refs)]
+            except (Damaged, ObjectMissing) as error:
+                if not self._how.keep_going:
+                    raise
+                self._fail(file, error)
+                continue
+            told.append((file.path, file.to_bytes(refs)))
+            hashes |= dict.fromkeys([ChunkHash(ref.chunk.hash) for ref in refs])
+        return told, [(key.hash, key.generation) for key in reader.keys(hashes)]
+
+    def _answered(self, pool: WorkerPool, ticket: int, progress: RestoreProgress) -> None:
+        try:
+            files, size_bytes, failed, failures, not_restored = pool.result(ticket)
+        except ObjectMissing:
+            if self._files.pin is not None:
+                self._files.pin.confirm()  # if it ended, nothing is wrong with the store
+            raise
+        done = self._done
+        done.files += files
+        done.size_bytes += size_bytes
+        done.failed += failed
+        room = NAMED_FAILURES_MAX - len(done.failures)
+        done.failures += [ExtractFailure(*failure) for failure in failures[:room]]
+        done.not_restored.update(not_restored)
+        progress(done.files, done.size_bytes)
 
     def _listed(self) -> Iterator[FileInfo]:
         """Yield what is to be restored; where that is asked for, as far as the index is there."""
@@ -195,6 +284,7 @@ class _Extraction:
         """Yield runs of files; what is not a file is set aside."""
         group: list[FileInfo] = []
         group_bytes = 0
+        last_chunk = b""
         for file in self._listed():
             if file.is_folder:
                 folders.append(file)
@@ -204,11 +294,15 @@ class _Extraction:
                 continue
             if file.hard_link is not None and self._is_other_name(file, file.hard_link):
                 continue
-            group.append(file)
-            group_bytes += file.size_bytes
-            if len(group) >= GROUP_FILES or group_bytes >= GROUP_BYTES:
+            refs = file.refs
+            is_full = len(group) >= GROUP_FILES or group_bytes >= GROUP_BYTES
+            shares = bool(refs) and refs[0].chunk.hash == last_chunk
+            if is_full and (not shares or len(group) >= GROUP_FILES_MAX):
                 yield group
                 group, group_bytes = [], 0
+            group.append(file)
+            group_bytes += file.size_bytes
+            last_chunk = refs[-1].chunk.hash if refs else last_chunk
         if group:
             yield group
 
@@ -230,7 +324,16 @@ class _Extraction:
         )
         root = self._own_root()
         for file in group:
+            self._alive()
             self._try(file, partial(self._write_file, root, file))
+
+    def write_alone(self, group: list[FileInfo], alive: Alive, since_ns: int | None) -> Restored:
+        """Restore a group of files, and nothing else; return what was done of it."""
+        self._done = Restored()
+        self._alive = alive
+        self._written_since_ns = since_ns
+        self._write(group)
+        return self._done
 
     def _try(self, file: FileInfo, restore: Callable[[], list[Undone]]) -> None:
         """Restore one file, and count it; an error ends all, unless the rest is to go on."""
@@ -262,6 +365,8 @@ class _Extraction:
         path = self._inner(file)
         if self._how.overwrite:
             root.remove(path)
+        elif self._written_since_ns is not None:
+            root.remove_newer(path, self._written_since_ns)
         return root.write(path, self._files.content(file), self._dress(file), holes=file.is_sparse)
 
     def _name_again(self, file: FileInfo, first: str) -> list[Undone]:
@@ -356,6 +461,37 @@ class _Extraction:
             with self._lock:
                 self._folders.append(found)
         return found
+
+
+class RangeRestorer:
+    """What a worker does of a `get`: it writes groups of files."""
+
+    def __init__(self, given: tuple[Any, ...]) -> None:
+        url, target, below, how, self._since_ns = given
+        # One thread does all: what is fetched ahead of it would be fetched on its core.
+        self._store = Store.open_objects(url, settings=StoreSettings(prefetch_bytes=0))
+        self._keys: dict[ChunkHash, ChunkKey] = {}
+        self._root = Folder(target)
+        files = FileSet(self._store, (), keys=self._keys)
+        self._extraction = _Extraction(files, self._root, below, Restoring(*how))
+
+    def close(self) -> None:
+        """End what this process has opened."""
+        self._root.close()
+        self._store.close()
+
+    def take(self, task: Any, alive: Alive, *, again: bool) -> Finish:
+        """Write a group. Again: what the other worker wrote of it is replaced."""
+        told, keys = task
+        self._keys.clear()
+        self._keys.update({ChunkHash(hash_): ChunkKey(ChunkHash(hash_), n) for hash_, n in keys})
+        files = [FileInfo(path, pb.Index.FromString(data)) for path, data in told]
+        done = self._extraction.write_alone(files, alive, self._since_ns if again else None)
+        answer = (
+            *(done.files, done.size_bytes, done.failed, [tuple(one) for one in done.failures]),
+            dict(done.not_restored),
+        )
+        return lambda: answer
 
 
 def _failed(path: str, error: OSError) -> StoreError | BadInput:

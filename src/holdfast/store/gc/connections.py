@@ -79,6 +79,8 @@ class DatabaseAddress(NamedTuple):
 
     dialect: SqlDialect
     target: str
+    # As it was given, with its password: for processes that open it as well.
+    url: str
 
     @classmethod
     def parse(cls, url: str) -> DatabaseAddress:
@@ -86,9 +88,9 @@ class DatabaseAddress(NamedTuple):
         scheme, divider, rest = url.partition("://")
         kind = scheme.partition("+")[0]
         if divider and kind == SQLITE.name and rest.startswith("/") and rest != "/":
-            return cls(SQLITE, rest[1:])
+            return cls(SQLITE, rest[1:], url)
         if divider and kind == POSTGRESQL.name:
-            return cls(POSTGRESQL, f"{kind}://{rest}")
+            return cls(POSTGRESQL, f"{kind}://{rest}", url)
         # The address is not shown: it may hold a password.
         raise BadInput(
             "the address of the database of references is not one of SQLite or PostgreSQL",

@@ -130,6 +130,13 @@ class References:
         self._keep(opened, lambda connection: None, spends=False)
         return opened
 
+    def join_job(self, number: int, name: str) -> Job:
+        """Return the job of another process, which keeps its lease: to work for it.
+
+        Once the lease has ended, the database refuses whatever is said with it.
+        """
+        return Job(self._leases, number, JobKind.JOB, name)
+
     def pin(self, name: str) -> CommitPin:
         """Keep all that a commit refers to for a reader, also if the commit is deleted."""
         # Readers may spend the reserve, writers may not: on a full disk, getting data out is what

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.operate.cli.base.output import Command, printable
+from holdfast.operate.cli.base.target import Target
 from holdfast.seam.names import disk_name, stored_name
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from holdfast.store.filesets.selection import OutsideLinks
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
+    from holdfast.store.workers import TaskHandler, WorkerPool
 
 
 # It was done, except for some files, which are named: other tools of this kind exit so, too.
@@ -51,6 +53,24 @@ def shown_path(path: str) -> str:
         f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else printable(c)  # noqa: PLR2004
         for c in disk_name(path)
     )
+
+
+@contextlib.contextmanager
+def forked_workers(
+    chosen: Target, begin: Callable[[Any], TaskHandler]
+) -> Iterator[WorkerPool | None]:
+    """Give processes that do the work, forked before anything is opened; None: threads are to.
+
+    A remote store is bound by its requests, which threads send as well.
+    """
+    from holdfast.store.workers import fork_workers
+
+    pool = fork_workers(begin) if "://" not in chosen.named else None
+    if pool is None:
+        yield None
+        return
+    with pool:
+        yield pool
 
 
 @contextlib.contextmanager

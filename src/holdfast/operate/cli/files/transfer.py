@@ -22,6 +22,7 @@ from holdfast.operate.cli.base.target import Target, store_options
 from holdfast.operate.cli.base.work import CountedReader, CountedWriter, progress, status
 from holdfast.operate.cli.files.commits import (
     INCOMPLETE_EXIT_CODE,
+    forked_workers,
     opened_commit,
     opened_job,
     opened_parent,
@@ -98,14 +99,15 @@ def get_command(
     A file has its name once all of it is there. With --keep-going, files that cannot be restored
     are named, the rest is restored, and the exit code is 3.
     """
-    from holdfast.store.filesets import extract
+    from holdfast.store.filesets.restore import WRITE_THREADS, RangeRestorer, extract
 
     with (
+        forked_workers(chosen, RangeRestorer) as workers,
         chosen.open_store() as store,
         opened_commit(store, commit) as files,
         status(f"restoring {commit}"),
     ):
-        restored = extract(files, target, folder=folder, how=how)
+        restored = extract(files, target, folder=folder, how=how, threads=workers or WRITE_THREADS)
     more = {
         "failed": restored.failed,
         "failures": [failure._asdict() for failure in restored.failures],
@@ -307,10 +309,10 @@ def put_command(chosen: Target, as_json: bool, **options: Any) -> int:
     is_folder = asked.source.is_dir()
     if is_folder and (asked.append or asked.tag is not None):
         raise BadInput(f"{asked.source} is a folder", hint="--tag and --append are for one file.")
-    with chosen.open_store() as store:
-        if is_folder and not asked.into:
-            made, report, fields = _put_folder(store, asked)
-        else:
+    if is_folder and not asked.into:
+        made, report, fields = _put_folder(chosen, asked)
+    else:
+        with chosen.open_store() as store:
             made, report, fields = _put_beside(store, asked)
     tell(made, as_json, {**fields, **_report_fields(report)})
     _tell_report(report)
@@ -340,14 +342,22 @@ def _tell_report(report: FolderReport) -> None:
         click.echo(f"  {one.what.replace('_', ' ')}: {shown_path(one.path)}{why}", err=True)
 
 
-def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
+def _put_folder(chosen: Target, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
     """Store a folder as all that the commit holds; files that look unchanged are not read."""
     from holdfast.store.filesets import Commits, put_tree
+    from holdfast.store.filesets.folder_reader import READ_THREADS
+    from holdfast.store.filesets.ranges import RangeStorer
 
-    commits, parent = Commits(store), asked.parent
+    parent = asked.parent
     # The parent is open until the commit is made: unchanged files are taken over from it by
     # reference, and must not be collected meanwhile.
-    with opened_job(store, asked.name) as job, opened_parent(store, parent) as files:
+    with (
+        forked_workers(chosen, RangeStorer) as workers,
+        chosen.open_store() as store,
+        opened_job(store, asked.name) as job,
+        opened_parent(store, parent) as files,
+    ):
+        commits = Commits(store)
         seen = commits.get(parent).seen if parent is not None else ()
         with status(f"storing {asked.source}"):
             tree = put_tree(
@@ -357,6 +367,7 @@ def _put_folder(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[s
                 parent=files,
                 parent_seen=seen,
                 selection=asked.selection,
+                threads=workers or READ_THREADS,
             )
         if tree.lost_files:
             click.echo(f"read {counted(tree.lost_files, 'file')} that the store had lost", err=True)
