@@ -188,7 +188,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "seam": (
         {"clock", "disk", "holder", "names", "owners", "points", "process", "randomness"},
-        {"faulty", "folders", "rate", "simulated"},
+        {"faulty", "folders", "rate", "simulated", "workers"},
         {"__init__"},
     ),
     "signals": (
@@ -199,7 +199,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "store": (
-        {"bounds", "objects", "workers"},
+        {"bounds", "objects"},
         {"gc"},
         {"chunks"},
         {"store"},

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 from tests.patience import PATIENCE_S, until
+from tests.seam.test_workers import forked
 from tests.store.filesets.test_trees import LONG_AGO_NS, look, make_tree
-from tests.store.test_workers import forked
 
 from holdfast.errors import BadInput, DiskFull, StoreError, UnknownCommit
 from holdfast.seam.folders import FolderEntry
+from holdfast.seam.workers import Alive, Finish, TaskHandler, WorkerPool
 from holdfast.store.chunks.settings import Chunking, StoreSettings
 from holdfast.store.filesets import Commits, StoredTree, extract, put_tree, ranges, restore
 from holdfast.store.filesets.ranges import RangeStorer
 from holdfast.store.filesets.restore import RangeRestorer, Restoring
 from holdfast.store.gc.settings import GcSettings
 from holdfast.store.store import Store
-from holdfast.store.workers import Alive, Finish, TaskHandler, WorkerPool
 
 SMALL = StoreSettings(
     chunking=Chunking(

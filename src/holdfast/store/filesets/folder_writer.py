@@ -56,9 +56,9 @@ from holdfast.store.filesets.selection import Selection
 from holdfast.store.objects.objects import ChunkHash, DataRef
 
 if TYPE_CHECKING:
+    from holdfast.seam.workers import WorkerPool
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
-    from holdfast.store.workers import WorkerPool
 
 RACY_NS = 1_000_000_000
 

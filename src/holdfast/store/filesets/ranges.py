@@ -19,12 +19,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.seam.folders import Folder, FolderEntry
+from holdfast.seam.workers import Alive, Finish, WorkerPool
 from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.chunks.writer import ChunkWriter, PackBorders, PackedFile, SmallFiles
 from holdfast.store.filesets.folder_reader import FolderReader, FoundFile, ReadFile
 from holdfast.store.objects.objects import ChunkHash, DataRef
 from holdfast.store.store import Store
-from holdfast.store.workers import Alive, Finish, WorkerPool
 
 if TYPE_CHECKING:
     from holdfast.store.chunks.settings import Chunking
@@ -132,7 +132,7 @@ class RangeReader(FolderReader):
 # ------------------------------------------------------------------- the worker's side
 
 
-class _Stored(NamedTuple):
+class _RangeFile(NamedTuple):
     """A file that a worker has read: where its content is, and what was seen of it."""
 
     content: PackedFile | tuple[DataRef, ...]
@@ -178,7 +178,7 @@ class RangeStorer:
         writer = self._writers[0]
         self._writers.rotate()
         small = self._store.chunks.small_files(writer)
-        stored: list[_Stored] = []
+        stored: list[_RangeFile] = []
         for fields in task:
             alive()
             stored.append(self._read(FolderEntry(*fields), writer, small, alive))
@@ -194,12 +194,12 @@ class RangeStorer:
 
     def _read(
         self, entry: FolderEntry, writer: ChunkWriter, small: SmallFiles, alive: Alive
-    ) -> _Stored:
+    ) -> _RangeFile:
         """Read a file and put it into chunks; as small or large as it turns out to be."""
         try:
             file = ReadFile(entry, self._folder.open_file(entry.path))
         except OSError as error:
-            return _Stored((), (error.errno, error.strerror or str(error)))
+            return _RangeFile((), (error.errno, error.strerror or str(error)))
         content: PackedFile | tuple[DataRef, ...]
         if entry.size_bytes <= self._small_bytes:
             data = b"".join(file.blocks())
@@ -211,8 +211,8 @@ class RangeStorer:
             content = tuple(writer.put_stream(_living(file.blocks(), alive)))
         if file.error is not None:
             why = file.error.strerror or str(file.error)
-            return _Stored((), (file.error.errno, why))
-        return _Stored(content, None, file.has_changed, file.has_holes, file.xattrs)
+            return _RangeFile((), (file.error.errno, why))
+        return _RangeFile(content, None, file.has_changed, file.has_holes, file.xattrs)
 
 
 def _living(blocks: Iterator[bytes], alive: Alive) -> Iterator[bytes]:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.errors import BadInput, Damaged, HoldfastError, ObjectMissing, StoreError
 from holdfast.seam.folders import Dress, Folder, Undone, new_folder, partial_prefix
 from holdfast.seam.owners import group_number, is_root, user_number
+from holdfast.seam.workers import Alive, Finish, WorkerPool
 from holdfast.store.chunks.settings import StoreSettings
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import LostRange
@@ -44,7 +45,6 @@ from holdfast.store.filesets.paths import (
 from holdfast.store.filesets.selection import OutsideLinks
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
 from holdfast.store.store import Store
-from holdfast.store.workers import Alive, Finish, WorkerPool
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

@@ -13,11 +13,11 @@ from holdfast.operate.cli.base.target import Target
 from holdfast.seam.names import disk_name, stored_name
 
 if TYPE_CHECKING:
+    from holdfast.seam.workers import TaskHandler, WorkerPool
     from holdfast.store.filesets import FileSet
     from holdfast.store.filesets.selection import OutsideLinks
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
-    from holdfast.store.workers import TaskHandler, WorkerPool
 
 
 # It was done, except for some files, which are named: other tools of this kind exit so, too.
@@ -63,7 +63,7 @@ def forked_workers(
 
     A remote store is bound by its requests, which threads send as well.
     """
-    from holdfast.store.workers import fork_workers
+    from holdfast.seam.workers import fork_workers
 
     pool = fork_workers(begin) if "://" not in chosen.named else None
     if pool is None:

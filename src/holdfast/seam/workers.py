@@ -79,13 +79,13 @@ class TaskHandler(Protocol):
 
 
 @dataclass
-class _Task:
+class _PoolTask:
     data: bytes
     attempts: int = 0
 
 
 @dataclass(eq=False)
-class _Worker:
+class _ForkedWorker:
     pid: int
     tasks: int
     answers: int
@@ -105,7 +105,7 @@ def fork_workers(
     if sys.platform != "linux" or threading.active_count() > 1:
         return None
     cores = len(os.sched_getaffinity(0))
-    workers: list[_Worker] = []
+    workers: list[_ForkedWorker] = []
     for _ in range(count or max(WORKERS_MIN, min(WORKERS_MAX, cores))):
         task_end, task_start = os.pipe()
         answer_end, answer_start = os.pipe()
@@ -122,17 +122,17 @@ def fork_workers(
         os.close(answer_start)
         os.set_blocking(task_start, False)
         os.set_blocking(answer_end, False)
-        workers.append(_Worker(pid, task_start, answer_end))
+        workers.append(_ForkedWorker(pid, task_start, answer_end))
     return WorkerPool(workers, silent_s)
 
 
 class WorkerPool:
     """The parent's side: tasks go out, answers come back by their tickets."""
 
-    def __init__(self, workers: list[_Worker], silent_s: float) -> None:
+    def __init__(self, workers: list[_ForkedWorker], silent_s: float) -> None:
         self._workers = workers
         self._silent_s = silent_s
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: dict[int, _PoolTask] = {}
         self._waiting: deque[int] = deque()
         self._answers: dict[int, Any] = {}
         self._next = 0
@@ -166,7 +166,7 @@ class WorkerPool:
     def submit(self, task: Any) -> int:
         """Hand out a task; return its ticket."""
         ticket, self._next = self._next, self._next + 1
-        self._tasks[ticket] = _Task(marshal.dumps(task))
+        self._tasks[ticket] = _PoolTask(marshal.dumps(task))
         self._waiting.append(ticket)
         self._hand_out()
         self._pump(0.0)
@@ -207,7 +207,7 @@ class WorkerPool:
     def _pump(self, wait_s: float) -> None:
         """Send and take what can be; wait for something to happen, but not for long."""
         poll = select.poll()
-        by_descriptor: dict[int, _Worker] = {}
+        by_descriptor: dict[int, _ForkedWorker] = {}
         for worker in self._workers:
             by_descriptor[worker.answers] = worker
             poll.register(worker.answers, select.POLLIN)
@@ -233,7 +233,7 @@ class WorkerPool:
                 self._lose(worker)
         self._hand_out()
 
-    def _take(self, worker: _Worker) -> bool:
+    def _take(self, worker: _ForkedWorker) -> bool:
         """Take what a worker has said; False: it has ended."""
         try:
             data = os.read(worker.answers, _READ_BYTES)
@@ -254,7 +254,7 @@ class WorkerPool:
                 self._failure = _error_of(value)
         return True
 
-    def _lose(self, worker: _Worker) -> None:
+    def _lose(self, worker: _ForkedWorker) -> None:
         """Have the tasks of a worker that has ended done by others, unless that was tried."""
         self._workers.remove(worker)
         os.close(worker.tasks)
@@ -279,7 +279,7 @@ class WorkerPool:
             )
 
 
-def _send(worker: _Worker) -> None:
+def _send(worker: _ForkedWorker) -> None:
     try:
         sent = os.write(worker.tasks, worker.outgoing)
     except BlockingIOError:

@@ -16,8 +16,8 @@ import pytest
 from tests.patience import PATIENCE_S, SCALE, until
 
 from holdfast.errors import DiskFull, StoreError
-from holdfast.store import workers
-from holdfast.store.workers import Alive, Finish, TaskHandler, WorkerPool, fork_workers
+from holdfast.seam import workers
+from holdfast.seam.workers import Alive, Finish, TaskHandler, WorkerPool, fork_workers
 
 
 class Obedient:
@@ -129,7 +129,7 @@ def test_one_that_is_idle_and_stopped_is_not_waited_for(monkeypatch: pytest.Monk
 
 PARENT = """
 import os, signal, sys, time
-from holdfast.store.workers import fork_workers
+from holdfast.seam.workers import fork_workers
 
 class Busy:
     def __init__(self, given): pass
