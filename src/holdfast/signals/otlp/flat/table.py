@@ -301,20 +301,21 @@ def _metric_columns(metrics: pa.Array, schema: pa.Schema) -> _ColumnsByName:
 def _points(metrics: pa.Array, schema: pa.Schema) -> tuple[_ColumnsByName, pa.Array]:
     """Return the points of all metrics in their order, and the place of each one's metric."""
     check_single([metrics.field(name) for name in METRIC_TYPES])
-    found = [
-        _points_of(metrics.field(name), place, schema) for place, name in enumerate(METRIC_TYPES)
-    ]
-    some = [one for one in found if len(one[1])] or found[:1]
-    if len(some) == 1:
-        return some[0]
-    metric_of = pa.concat_arrays([one[1] for one in some])
+    found = [_TypedPoints(place, metrics.field(name)) for place, name in enumerate(METRIC_TYPES)]
+    some = [one for one in found if one.count] or found[:1]
+    metric_of = pa.concat_arrays([one.metric_of for one in some])
     # A metric has points of one type only, so these stay in their order.
-    order = pc.sort_indices(metric_of)
-    columns = {
-        name: pa.concat_arrays([columns[name] for columns, _ in some]).take(order)
-        for name in some[0][0]
-    }
-    return columns, metric_of.take(order)
+    order = None if len(some) == 1 else pc.sort_indices(metric_of)
+    columns = {name: _point_column(name, some, order, schema) for name in _OF_POINTS}
+    check_single([columns["as_double"], columns["as_int"]])
+    for name in ("aggregation_temporality", "is_monotonic"):
+        columns[name] = _ordered([one.of_data(name, schema) for one in some], order)
+    places = pa.concat_arrays([numbers([one.place] * one.count, pa.int32()) for one in some])
+    columns["metric_type"] = texts(METRIC_TYPES).take(_ordered([places], order))
+    columns["time"] = _time(columns["time_unix_nano"])
+    whole = columns["as_int"].cast(pa.float64(), safe=False)
+    columns["value"] = pc.coalesce(columns["as_double"], whole)
+    return columns, _ordered([metric_of], order)
 
 
 # What a point has of its own, beside what its metric says of all its points.
@@ -325,31 +326,56 @@ _OF_POINTS = (
 )
 
 
-def _points_of(
-    data: pa.Array, type_place: int, schema: pa.Schema
-) -> tuple[_ColumnsByName, pa.Array]:
-    """Return the points of one type, and the place of each one's metric."""
-    lists = data.field("data_points")
-    points, metric_of = lists.values, pc.list_parent_indices(lists)
-    given = {field.name for field in points.type}
-    columns = {
-        name: as_flat(points.field(name), schema.field(name).type)
-        if name in given
-        else pa.nulls(len(points), schema.field(name).type)
-        for name in _OF_POINTS
-    }
-    check_single([columns["as_double"], columns["as_int"]])
-    of_data = {field.name for field in data.type}
-    for name in ("aggregation_temporality", "is_monotonic"):
-        columns[name] = (
-            data.field(name).take(metric_of)
-            if name in of_data
-            else pa.nulls(len(points), schema.field(name).type)
-        )
-    columns["metric_type"] = texts(METRIC_TYPES).take(
-        numbers([type_place] * len(points), pa.int32())
-    )
-    columns["time"] = _time(columns["time_unix_nano"])
-    whole = columns["as_int"].cast(pa.float64(), safe=False)
-    columns["value"] = pc.coalesce(columns["as_double"], whole)
-    return columns, metric_of
+class _TypedPoints:
+    """The points of one type, in nested form."""
+
+    def __init__(self, place: int, data: pa.Array) -> None:
+        self.place = place
+        self._data = data
+        lists = data.field("data_points")
+        self._points = lists.values
+        self._names = {field.name for field in self._points.type}
+        self.metric_of = pc.list_parent_indices(lists)
+        self.count = len(self._points)
+
+    def field(self, name: str) -> pa.Array | None:
+        """Return what each point has of a field; None if points of this type have none."""
+        return self._points.field(name) if name in self._names else None
+
+    def of_data(self, name: str, schema: pa.Schema) -> pa.Array:
+        """Return what the metric says of each of its points."""
+        if name in {field.name for field in self._data.type}:
+            return self._data.field(name).take(self.metric_of)
+        return pa.nulls(self.count, schema.field(name).type)
+
+
+def _point_column(
+    name: str, some: Sequence[_TypedPoints], order: pa.Array | None, schema: pa.Schema
+) -> pa.Array:
+    """Return one column of all points.
+
+    They are put in order before they are made flat, where several types have the column: what is
+    nested still is one list of bytes where a flat column has seven within each other.
+    """
+    kind = schema.field(name).type
+    fields = [one.field(name) for one in some]
+    having = [field for field in fields if field is not None]
+    if not having:
+        return pa.nulls(sum(one.count for one in some), kind)
+    if len(having) < len(some):
+        filled = [
+            pa.nulls(one.count, kind) if field is None else as_flat(field, kind)
+            for one, field in zip(some, fields, strict=True)
+        ]
+        return _ordered(filled, order)
+    if order is None:
+        return as_flat(having[0], kind)
+    if len({field.type for field in having}) > 1:
+        return _ordered([as_flat(field, kind) for field in having], order)
+    return as_flat(_ordered(having, order), kind)
+
+
+def _ordered(parts: Sequence[pa.Array], order: pa.Array | None) -> pa.Array:
+    """Return parts behind each other, or in an order."""
+    whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return whole if order is None else whole.take(order)
