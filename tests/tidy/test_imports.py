@@ -90,9 +90,10 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "console": (
-        {"access", "drawing", "history", "snapshot", "words"},
+        {"access", "commands", "drawing", "finder", "history", "letters", "snapshot", "words"},
         {"figures", "requests", "watch"},
         {"live", "pages"},
+        {"actions", "parts"},
         {"app"},
         {"__init__"},
     ),

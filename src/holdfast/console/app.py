@@ -20,8 +20,11 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from holdfast.console.access import SECURITY_HEADERS, ConsoleGate
+from holdfast.console.actions import Actions
+from holdfast.console.commands import CommandRunner
 from holdfast.console.live import LiveStreams
 from holdfast.console.pages import HERE, ConsolePages, render
+from holdfast.console.parts import EventParts
 from holdfast.console.requests import (
     ConsoleRequest,
     Gone,
@@ -78,6 +81,9 @@ class Console:
         self._gate = gate
         self._view = ConsoleView(graph, source)
         self._pages = ConsolePages(self._view)
+        commands = CommandRunner()
+        self._parts = EventParts(self._view, commands)
+        self._actions = Actions(self._view, commands)
         self._live = LiveStreams(self._pages.look)
         self._static = StaticFiles()
         self._routes = [
@@ -96,19 +102,46 @@ class Console:
             "/": pages.overview,
             "/destinations": pages.destinations,
             "/destinations/{name}": pages.destination,
+            "/events": pages.events,
+            "/dead-letters": pages.letters,
+            "/pipelines": pages.pipelines,
+            "/nodes": pages.nodes,
             "/api/": pages.api_index,
             "/api/overview": pages.api_overview,
             "/api/graph": pages.api_graph,
             "/api/history": pages.api_history,
             "/api/destinations": pages.api_destinations,
             "/api/destinations/{name}": pages.api_destination,
+            "/api/pipelines": pages.api_pipelines,
+            "/api/nodes": pages.api_nodes,
         }
 
     def _with_events(self) -> Mapping[str, Answering]:
-        return {}
+        parts = self._parts
+        return {
+            "/parts/events": parts.events,
+            "/parts/letters": parts.letters,
+            "/parts/letters/{store}/{seq}": parts.letter,
+            "/parts/tap/{name}": parts.tap,
+            "/parts/watermark/{name}": parts.watermark,
+            "/api/events": parts.api_events,
+            "/api/dead-letters": parts.api_letters,
+            "/api/dead-letters/{store}/{seq}": parts.api_letter,
+            "/api/tap/{name}": parts.api_tap,
+        }
 
     def _changing(self) -> Mapping[str, Answering]:
-        return {}
+        actions = self._actions
+        return {
+            "/actions/destinations/{name}/pause": actions.pause,
+            "/actions/destinations/{name}/resume": actions.resume,
+            "/actions/destinations/{name}/skip": actions.skip,
+            "/actions/letters/redrive": actions.redrive,
+            "/actions/letters/purge": actions.purge,
+            "/actions/letters/fix": actions.fix,
+            "/actions/nodes/{name}/pause": actions.pause_node,
+            "/actions/nodes/{name}/resume": actions.resume_node,
+        }
 
     def start(self) -> None:
         """Begin to remember figures."""

@@ -21,6 +21,7 @@ from holdfast.console.snapshot import DestinationRow, GatewaySnapshot
 from holdfast.console.watch import ConsoleView
 from holdfast.errors import BadInput
 from holdfast.graph.paths import plan
+from holdfast.handoff.control import VERB as HANDOFF_VERB
 from holdfast.receive.responses import Response
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ HERE = Path(__file__).parent
 SECTIONS = (
     ("/", "Overview"),
     ("/destinations", "Destinations"),
+    ("/events", "Events"),
+    ("/dead-letters", "Dead letters"),
+    ("/pipelines", "Pipelines"),
+    ("/nodes", "Data nodes"),
 )
 # What programs may read, as docs/reference/http-api.md lists it.
 API = (
@@ -40,6 +45,12 @@ API = (
     "/api/history",
     "/api/destinations",
     "/api/destinations/NAME",
+    "/api/pipelines",
+    "/api/nodes",
+    "/api/events?q=TEXT",
+    "/api/dead-letters",
+    "/api/dead-letters/STORE/NUMBER",
+    "/api/tap/NAME",
 )
 
 
@@ -129,6 +140,34 @@ class ConsolePages:
             )
         return found
 
+    async def events(self, request: ConsoleRequest) -> Response:
+        """Where events are looked for; what is found needs the token."""
+        return await self.page("events.html", "Events", "/events", question=request.text("q"))
+
+    async def letters(self, request: ConsoleRequest) -> Response:
+        """How many dead letters there are; which ones needs the token."""
+        return await self.page("dead-letters.html", "Dead letters", "/dead-letters")
+
+    async def pipelines(self, request: ConsoleRequest) -> Response:
+        """Pipelines: state, watermark, batches, rows that are late or failed."""
+        driver = self._view.source.driver_figures
+        configured = list(self._view.graph.settings.pipelines)
+        return await self.page(
+            "pipelines.html", "Pipelines", "/pipelines", driver=driver, configured=configured
+        )
+
+    async def nodes(self, request: ConsoleRequest) -> Response:
+        """Data nodes: what waits for each, and why."""
+        return await self.page("nodes.html", "Data nodes", "/nodes", nodes=await self._nodes())
+
+    async def _nodes(self) -> list[dict[str, Any]]:
+        """Return a record of each data node of each sender; none where nothing is sent to any."""
+        if not any(node.sends_parts for node in self._view.graph.nodes.values()):
+            return []
+        told = await self._view.ask(HANDOFF_VERB, action="status")
+        records: list[dict[str, Any]] = told["records"]
+        return records
+
     # ---------------------------------------------------------------------- JSON
 
     async def api_index(self, request: ConsoleRequest) -> Response:
@@ -154,6 +193,14 @@ class ConsolePages:
     async def api_destination(self, request: ConsoleRequest) -> Response:
         """One destination."""
         return document(await self._destination(request.names["name"]))
+
+    async def api_pipelines(self, request: ConsoleRequest) -> Response:
+        """What the driver of the pipelines reported last."""
+        return document(self._view.source.driver_figures)
+
+    async def api_nodes(self, request: ConsoleRequest) -> Response:
+        """Every data node, as each sender sees it."""
+        return document({"nodes": await self._nodes()})
 
     async def api_graph(self, request: ConsoleRequest) -> Response:
         """The components and who leads to whom, with the figures on the lines."""

@@ -55,6 +55,13 @@
       ask(had ? "The token was not accepted." : "");
     }
   });
+  // After an action the list of dead letters is another one.
+  document.addEventListener("htmx:afterRequest", (event) => {
+    const path = event.detail.requestConfig ? event.detail.requestConfig.path : "";
+    if (!event.detail.successful || !path.startsWith("/actions/letters/")) return;
+    byId("letter").replaceChildren();
+    htmx.trigger(document.body, "changed-letters");
+  });
   document.addEventListener("htmx:sendError", () => connection(false));
 
   // --------------------------------------------------------------- live figures
