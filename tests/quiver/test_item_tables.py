@@ -150,6 +150,20 @@ def test_blocks_without_items_in_the_range_are_not_read(machine: Machine) -> Non
     assert not ItemTimeRange(0, 1).may_hold(batch)
 
 
+def test_rows_for_which_an_extractor_failed_are_of_any_time(machine: Machine) -> None:
+    class Failing(LinesExtractor):
+        def extract(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+            if any(b"bad" in payload.as_py() for payload in rows.column("payload")):
+                raise ValueError("cannot be read")
+            return super().extract(rows)
+
+    quiver = machine.start(replace(config(Words([])), extractors={"lines": Failing()}))
+    for line in (b"1:good", b"9:bad", b"2:good"):
+        quiver.append_raw(line, slot="lines")
+    quiver.flush()
+    assert words_of(quiver, columns=["word"], since=minutes(8)) == [("bad",)]
+
+
 def test_slots_of_arrow_bundles_are_joined_within_their_bundle(machine: Machine) -> None:
     quiver = machine.start(config(Words([])))
 

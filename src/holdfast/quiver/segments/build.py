@@ -182,11 +182,14 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
 def _item_bounds(made: GroupTable, start: int, rows: int) -> tuple[int | None, int | None]:
     """Return the earliest and the latest time of the items of some rows, as they were given.
 
-    One without a time counts with that of its ingestion, as a row does.
+    None if they may be of any time. One without a time counts with that of its ingestion, as a row
+    does.
     """
     if made.items is None:
         return None, None
     lists = made.table.column(ITEM_TIMES).slice(start, rows)
+    if lists.null_count:
+        return None, None  # of rows for which an extractor failed nothing is known
     given = pc.list_flatten(lists)
     found = [pc.min_max(given)]
     if given.null_count:
