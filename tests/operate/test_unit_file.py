@@ -63,3 +63,10 @@ def test_systemd_can_read_it(tmp_path: Path) -> None:
     )
     wrong = [line for line in result.stderr.splitlines() if "holdfast.service" in line]
     assert wrong == []
+
+
+def test_the_ports_that_systemd_holds_are_those_of_the_example() -> None:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.read(UNIT.with_suffix(".socket"))
+    example = (UNIT.parents[1] / "examples" / "openlineage.yaml").read_text()
+    assert f"listen: {parser['Socket']['ListenStream']}" in example

@@ -99,7 +99,8 @@ class Counting:
         states = [line for line, value in figures.items() if "run_state" in line and value == 1]
         view.state = states[0].partition('state="')[2].partition('"')[0] if states else "starting"
         view.rows_per_s = _figure(figures, "pipeline_query_rows_per_second")
-        view.rows = int(_figure(figures, "pipeline_query_rows_total"))
+        # Of the query that is furthest: each of them reads every event.
+        view.rows = int(_largest(figures, "pipeline_query_rows_total"))
         watermark_s = _figure(figures, "pipeline_query_watermark_timestamp_seconds")
         view.watermark = datetime.fromtimestamp(watermark_s, UTC) if watermark_s else None
 
@@ -148,6 +149,11 @@ class Counting:
 
 def _figure(figures: dict[str, float], name: str) -> float:
     return sum(value for line, value in figures.items() if line.startswith(f"{name}{{"))
+
+
+def _largest(figures: dict[str, float], name: str) -> float:
+    found = (value for line, value in figures.items() if line.startswith(f"{name}{{"))
+    return max(found, default=0.0)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import http.client
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -47,6 +48,8 @@ class DemoView:
     """What is shown at one moment."""
 
     step: str = "starting"
+    # The admin port of the gateway: its console, and /metrics.
+    address: str = ""
     client: str = ""
     accepted: int = 0
     accepted_per_s: float = 0.0
@@ -148,6 +151,7 @@ class DemoRun:
         self._port, self._admin, self._otlp_port, self._collector_port, *ports = free_ports(
             6 + len(NODES)
         )
+        self.view.address = f"http://127.0.0.1:{self._admin}"
         self._ports = dict(zip((STEADY, FLAKY), ports, strict=False))
         self._node_ports = dict(zip(NODES, ports[2:], strict=True))
         self._traces = telemetry.can_trace()
@@ -163,25 +167,34 @@ class DemoRun:
         self._counting = Counting(directory, self._config, self._admin)
         self._keeping = Keeping(directory) if can_keep() else None
 
+    def watch(self, show: Callable[[DemoView], None]) -> None:
+        """Show what follows somewhere else."""
+        self._show = show
+
     def run(self) -> DemoReport:
         """Take all steps, and compare.
 
         The clients never stop sending. Whoever dies, dies under load, and comes back to a backlog.
         """
         try:
+            self._show(self.view)
             self._begin()
             self._wait_for_spark("Spark starts, too")
             self._step("everything is up")
             self._kill(FLAKY)
             self._kill(FLAKY_NODE)
-            flaky = f"{FLAKY} and {FLAKY_NODE}"
+            victims = [FLAKY, FLAKY_NODE]
             if self._traces:
                 self._kill(telemetry.COLLECTOR)
-                flaky = f"{FLAKY}, {FLAKY_NODE} and the {telemetry.COLLECTOR}"
-            self._step(f"{flaky} are dead (kill -9); what they miss waits for them")
+                victims.append(f"the {telemetry.COLLECTOR}")
+            flaky = " and ".join((", ".join(victims[:-1]), victims[-1]))
+            driver = " and Spark's driver" if self._kill_driver() else ""
+            self._step(f"{flaky}{driver} are dead (kill -9); what they miss waits for them")
             self._kill("gateway")
+            # Whoever watches should see it dead: clients get no answer, and keep what they have.
+            self._step("the gateway is dead, too (kill -9); the clients try again and again")
             self._start_gateway()
-            self._step("the gateway was killed, too (kill -9), and is back")
+            self._step("the gateway is back, and has everything that it had accepted")
             self._start_backend(FLAKY)
             self._start_node(FLAKY_NODE)
             self._start_collector()
@@ -199,6 +212,21 @@ class DemoRun:
             self.view.step = "a commit is deleted, and collected"
             self._show(self.view)
             return self._compare()
+        finally:
+            for child in self._children.values():
+                child.kill()
+                child.wait()
+
+    def run_on(self) -> None:
+        """Start everything again on what is there, and wait until somebody ends it (Ctrl-C)."""
+        try:
+            self.view.step = "everything runs; Ctrl-C ends it"
+            self._begin(fresh=False)
+            while True:
+                self._look()
+                time.sleep(REFRESH_S)
+        except KeyboardInterrupt:
+            self.view.step = "ended"
         finally:
             for child in self._children.values():
                 child.kill()
@@ -254,9 +282,9 @@ class DemoRun:
         self.view.dead.discard(name)
         return child
 
-    def _begin(self) -> None:
+    def _begin(self, *, fresh: bool = True) -> None:
         """Start everything, receivers before senders, so that nothing is refused at first."""
-        if self._keeping is not None:
+        if self._keeping is not None and fresh:
             self._keeping.create()
         for name in NODES:
             self._start_node(name)
@@ -313,6 +341,7 @@ class DemoRun:
         while child.poll() is None and time.monotonic() < deadline_s:
             if self._is_ready():
                 return
+            self._show(self.view)
             time.sleep(REFRESH_S / 4)
         log = (self._directory / "gateway.log").read_text(errors="replace")[-2000:]
         raise CheckFailed(f"the gateway did not start: {log}", hint="run `holdfast doctor`")
@@ -332,6 +361,18 @@ class DemoRun:
         self._children[name].wait()
         self.view.dead.add(name)
         self.view.kills += 1
+
+    def _kill_driver(self) -> bool:
+        """Kill the process in which the gateway runs Spark, if it can be found."""
+        if self.view.pipeline is None:
+            return False
+        process_id = driver_of(self._children["gateway"].pid)
+        if process_id is None:
+            return False
+        os.kill(process_id, signal.SIGKILL)
+        self.view.kills += 1
+        self.view.pipeline.state = "killed"
+        return True
 
     def _stop(self, name: str) -> None:
         child = self._children[name]
@@ -458,6 +499,20 @@ class DemoRun:
             repeated=len(arrived) - len(set(arrived)),
             account=account,
         )
+
+
+def driver_of(gateway: int, processes: Path = Path("/proc")) -> int | None:
+    """Return the process that runs the pipelines of a gateway; None where nobody can say."""
+    for process in processes.glob("[0-9]*"):
+        try:
+            # The second word is the name in brackets, which may have spaces in it.
+            parent = process.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+            words = process.joinpath("cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it ended just now
+        if int(parent) == gateway and b"holdfast.operate.driver_main" in words:
+            return int(process.name)
+    return None
 
 
 def run_names_of(bundle: Bundle) -> list[str]:

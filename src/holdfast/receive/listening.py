@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator
 
@@ -88,6 +89,28 @@ class ListenerTls(Settings):
     """The oldest version of TLS that is spoken."""
 
 
+# The first descriptor that a service manager hands over (sd_listen_fds).
+_FIRST_HANDED_OVER = 3
+
+
+def handed_over(family: int, address: Sequence[Any]) -> socket.socket | None:
+    """Return a socket that the service manager listens on already at this address, if it does.
+
+    systemd keeps such a socket open while a service restarts (deploy/holdfast.socket): connections
+    of that time wait in its queue and are taken by the next process, and none is refused. What is
+    returned is a duplicate, so that a server may close it and open it again.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None  # meant for another process, perhaps our parent
+    count = os.environ.get("LISTEN_FDS", "0")
+    for descriptor in range(_FIRST_HANDED_OVER, _FIRST_HANDED_OVER + int(count)):
+        found = socket.socket(fileno=os.dup(descriptor))
+        if found.family == family and found.getsockname()[:2] == tuple(address[:2]):
+            return found
+        found.close()
+    return None
+
+
 async def bind_sockets(listen: Address, *, backlog: int, reuse_port: bool) -> list[socket.socket]:
     """Listen on every address of a host (`localhost` may have two), or raise `BadConfig`."""
     loop = asyncio.get_running_loop()
@@ -95,6 +118,11 @@ async def bind_sockets(listen: Address, *, backlog: int, reuse_port: bool) -> li
     try:
         found = await loop.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)
         for family, kind, protocol, _, address in dict.fromkeys(found):
+            inherited = handed_over(family, address)
+            if inherited is not None:
+                inherited.setblocking(False)
+                bound.append(inherited)
+                continue
             listening = socket.socket(family, kind, protocol)
             bound.append(listening)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

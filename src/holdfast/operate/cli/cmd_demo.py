@@ -8,9 +8,9 @@ backends, the ledger, Spark.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
@@ -35,7 +35,8 @@ from holdfast.quiver import Balance, Outcome
 @click.option(
     "--keep",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run in this folder, new or empty, and leave it; by default in a temporary one.",
+    help="Run in this folder, new or empty, and leave it; on a terminal it then runs on until "
+    "Ctrl-C. By default in a temporary one.",
 )
 @json_option
 def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool) -> int:
@@ -52,17 +53,21 @@ def command(seconds: float, spark: bool | None, keep: Path | None, as_json: bool
             return 0 if report.ok else 3
         if stdout().is_terminal:
             with Live(console=stdout(), auto_refresh=False) as live:
-
-                def show(view: DemoView) -> None:
-                    live.update(_picture(view), refresh=True)
-
-                report = DemoRun(directory, show, seconds, counts=counts).run()
+                run = DemoRun(directory, _drawing(live), seconds, counts=counts)
+                report = run.run()
+            _print(report, keep)
+            if keep is not None:
+                with Live(console=stdout(), auto_refresh=False) as live:
+                    run.watch(_drawing(live))
+                    run.run_on()
         else:
             report = DemoRun(directory, _LinePrinter(), seconds, counts=counts).run()
-    _print(report)
-    if report.kept is not None and report.kept.last:
-        _print_how_to_read(report.kept, keep)
+            _print(report, keep)
     return 0 if report.ok else 3
+
+
+def _drawing(live: Live) -> Callable[[DemoView], None]:
+    return lambda view: live.update(_picture(view), refresh=True)
 
 
 @contextmanager
@@ -93,11 +98,13 @@ class _LinePrinter:
                 line += f"; spans {view.spans_accepted:,}, arrived {view.spans_delivered:,}"
             if view.pipeline is not None:
                 line += f"; Spark: {_pipeline_row(view.pipeline)[1]}"
-            click.echo(line)
+            click.echo(line if view.client else f"{view.step}; console: {view.address}")
 
 
 def _picture(view: DemoView) -> Table:
     table = Table(title=view.step, title_justify="left", title_style="bold", min_width=72)
+    if not view.client:
+        view = replace(view, client="an OpenLineage client, soon")
     for name in ("", "state", "events", "behind"):
         table.add_column(name, justify="left" if name in ("", "state") else "right", no_wrap=True)
     state = "killed" if "gateway" in view.dead else f"{view.accepted_per_s:,.0f} events/s"
@@ -119,7 +126,7 @@ def _picture(view: DemoView) -> Table:
         table.add_row(f"spans at the {COLLECTOR}", state, arrived, f"{behind:,}")
     if view.pipeline is not None:
         table.add_row(*_pipeline_row(view.pipeline))
-    table.caption = f"{view.kills} kills so far"
+    table.caption = f"{view.kills} kills so far; console and metrics: {view.address}"
     return table
 
 
@@ -131,12 +138,13 @@ def _pipeline_row(pipeline: PipelineView) -> tuple[str, str, str, str]:
             "no watermark yet" if watermark is None else f"watermark {watermark:%H:%M:%S}"
         )
         state = f"{pipeline.rows_per_s:,.0f} rows/s, {watermark_text}"
-    return "read by Spark", state, f"{pipeline.rows:,}", ""
+    return "read by Spark since it started", state, f"{pipeline.rows:,}", ""
 
 
-def _print(report: DemoReport) -> None:
-    """Print the table. What was accepted and never answered is in it: a client that is cut off
-    sends again, and then an event may be there twice, which is not lost.
+def _print(report: DemoReport, keep: Path | None) -> None:
+    """Print the tables, and one sentence at the end. What was accepted and never answered is in
+    them: a client that is cut off sends again, and then an event may be there twice, which is not
+    lost.
     """
     rows: list[tuple[str, object]] = [
         (f"accepted from {report.client}", report.accepted),
@@ -163,15 +171,30 @@ def _print(report: DemoReport) -> None:
             ("twice (in flight at a kill)", spans.repeated),
         ]
         print_table("every span, too", ("spans", "count"), rows)
-    names = [outcome.name.lower() for outcome in Outcome]
+    accounts = _accounts(report)
+    used = [o for o in Outcome if any(one.outcomes[o].events for one in accounts)]
     print_table(
         "the ledger, in events: accepted = outcomes + pending",
-        ("destination", "accepted", *names, "pending", "holds"),
-        (_account_row(account) for account in _accounts(report)),
+        ("destination", "accepted", *(o.name.lower() for o in used), "pending", "holds"),
+        (_account_row(account, used) for account in accounts),
     )
     if report.kept is not None:
         print_table("the store", ("", "chunks", "bytes"), _kept_rows(report.kept))
-    click.secho("Nothing accepted was lost." if report.ok else "A PROMISE WAS BROKEN", bold=True)
+        if report.kept.last:
+            _print_how_to_read(report.kept, keep)
+    click.secho(verdict(report), fg="green" if report.ok else "red", bold=True)
+
+
+def verdict(report: DemoReport) -> str:
+    """Return how it ended, in one sentence."""
+    if not report.ok:
+        return "A PROMISE WAS BROKEN: the table does not add up."
+    counted = "" if report.counted is None else " = counted"
+    spans = 0 if report.spans is None else report.spans.accepted
+    return (
+        f"Nothing accepted was lost: {report.accepted + spans:,} events and spans, "
+        f"{report.kills} kills, accepted = delivered = stored{counted}."
+    )
 
 
 def _kept_rows(kept: Kept) -> list[tuple[object, ...]]:
@@ -193,8 +216,8 @@ def _accounts(report: DemoReport) -> list[Balance]:
     return [*report.accounts, *([] if report.spans is None else [report.spans.account])]
 
 
-def _account_row(account: Balance) -> tuple[object, ...]:
-    outcomes = [counts.events for counts in account.outcomes.values()]
+def _account_row(account: Balance, used: Sequence[Outcome]) -> tuple[object, ...]:
+    outcomes = [account.outcomes[outcome].events for outcome in used]
     events = (account.accepted.events, *outcomes, account.pending.events)
     return (account.subscriber, *events, account.holds)
 
