@@ -9,6 +9,7 @@ import pytest
 from tests.graph.files import TOYS, findings, hints, load_text
 
 from holdfast.errors import BadConfig
+from holdfast.extras import install_command
 from holdfast.graph import registry
 from holdfast.graph.loader import load
 from holdfast.graph.registry import Component, Registry
@@ -121,7 +122,7 @@ def test_a_good_file_is_loaded_without_a_word(tmp_path: Path) -> None:
         (13, "    type: memory\n    delivery: {retry_mx: 5s}",
          "14:16 error there is no key 'retry_mx' here", "did you mean 'retry_max'?"),
         (13, "    type: absent", "11:3 error the exporter 'absent' is not installed",
-         "pip install 'holdfast[absent]'"),
+         install_command("absent")),
         (13, "    type: memory\n    config: {mark: '${env:MARK}'}",
          "14:20 error the environment has no variable MARK",
          "set it, or give a default: ${env:MARK:-…}"),
