@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 from tests.signals.otlp.telemetry import request
@@ -15,8 +16,8 @@ from tests.support.clock import ManualClock
 
 from holdfast.deliver.context import Taps
 from holdfast.operate.cli import cli
-from holdfast.quiver import Quiver, QuiverConfig
-from holdfast.signals.event import Event
+from holdfast.quiver import Position, Quiver, QuiverConfig
+from holdfast.signals.event import ArrowData, Event
 from holdfast.signals.otap.from_otlp import otap_of
 from holdfast.signals.otlp.json_form import request_document
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -75,6 +76,20 @@ def test_explain_finds_a_trace_in_tables(tmp_path: Path, is_sealed: bool) -> Non
 def test_cat_prints_requests_as_json(data: Path) -> None:
     rows = [json.loads(line) for line in run("quiver", "cat", data).splitlines()]
     assert [row["payload"] for row in rows] == [request_document(KIND, body) for body in BODIES]
+
+
+def test_a_tap_shows_tables_as_the_request_that_they_stand_for() -> None:
+    taps = Taps(ManualClock())
+    taps.read("out", 0)
+    (tables,) = otap_of(KIND, [BODIES[0]])
+    broken = tables | {"otap_span_attrs": pa.record_batch({"x": pa.array(["odd"])})}
+    for slots in (tables, broken):
+        taps.see("out", ArrowData("q", Position(0), slots, 0, "traces"))
+    good, bad = taps.read("out", 0)["events"]
+    spans = orjson.loads(good["payload"])["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    assert spans[0]["traceId"] == trace_id(BODIES[0])
+    assert "otap_spans" in good["slot"]
+    assert "odd" in bad["payload"]
 
 
 def test_a_tap_shows_requests_as_json() -> None:

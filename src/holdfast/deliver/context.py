@@ -7,6 +7,7 @@ while nobody looks, an event costs one look into an empty table.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from holdfast.deliver.settings import DeliverySettings
 from holdfast.seam import Seam
 from holdfast.seam.clock import Clock
 from holdfast.seam.points import FaultPoint
-from holdfast.signals.event import ArrowData, Event, Unit
+from holdfast.signals.event import INLINE_BYTES, ArrowData, Event, Unit
 from holdfast.signals.registry import signal_named
 from holdfast.signals.signal import RAW_EVENTS, Form, Signal, Takes
 
@@ -139,14 +140,21 @@ def _shown(event: Event) -> tuple[str, str]:
 
 
 def _described(data: ArrowData) -> tuple[str, str]:
-    """Return the slots of a bundle, and of each its first rows as text."""
+    """Return the slots of a bundle, and what it means; else of each slot the first rows as text."""
+    slots = ", ".join([*data.slots, *(f"{slot} (damaged)" for slot in data.damaged_slots)])
+    signal = signal_named(data.signal, Form.ARROW)
+    if signal is not None and signal.conversion is not None and data.size_bytes <= INLINE_BYTES:
+        # What cannot be converted is shown as it is.
+        with contextlib.suppress(Exception):
+            converted = signal.conversion.convert(data)
+            if isinstance(converted, Event):
+                return slots, _shown(converted)[1]
     shown = {
         slot: [{name: str(value) for name, value in row.items()} for row in rows]
         for slot, batch in data.slots.items()
         if (rows := batch.slice(0, ROWS_SHOWN_MAX).to_pylist())
     }
-    slots = [*data.slots, *(f"{slot} (damaged)" for slot in data.damaged_slots)]
-    return ", ".join(slots), str(shown)[:PAYLOAD_BYTES_MAX]
+    return slots, str(shown)[:PAYLOAD_BYTES_MAX]
 
 
 @dataclass(frozen=True)

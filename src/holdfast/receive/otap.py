@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from holdfast.extras import need
 from holdfast.grpc.settings import GrpcSettings
+from holdfast.quiver.base.bundle import ROWS_MAX
 from holdfast.quiver.base.config import AckLevel
 from holdfast.receive.admission import Admission, TokenSettings, check_protected
 from holdfast.receive.body import MB
@@ -37,6 +38,8 @@ class OtapLimits(OtlpLimits):
     """What the dictionaries of one stream may take; then it ends, and its sender begins another."""
     max_streams_bytes: SizeBytes = Field(default=256 * MB, ge=1)
     """The same for all streams together."""
+    max_batch_rows: int = Field(default=1_000_000, ge=1, le=ROWS_MAX)
+    """Rows of one batch, all its tables together; more is RESOURCE_EXHAUSTED."""
 
 
 class Config(Settings):
@@ -104,6 +107,7 @@ class OtapReceiver:
             limits=StreamLimits(
                 batch_bytes_max=limits.max_expanded_bytes,
                 dictionary_bytes_max=limits.max_stream_bytes,
+                rows_max=limits.max_batch_rows,
             ),
             streams_bytes_max=limits.max_streams_bytes,
             under_way_max=config.response_stream_channel_size,

@@ -16,10 +16,12 @@ from tests.support.otap import Tables, tables_of
 
 from holdfast.deliver.exporter import Answer, Exporter, FailureClass
 from holdfast.deliver.exporters import otap
+from holdfast.deliver.exporters.otlp_transport import failure_of_call
+from holdfast.grpc.status import CallFailed, StatusCode
 from holdfast.quiver import Position
 from holdfast.signals.event import ArrowData, Unit
 from holdfast.signals.otap.messages import GRPC_PATHS, status
-from holdfast.signals.otap.problem import BatchCode
+from holdfast.signals.otap.problem import BatchCode, StreamTooLarge
 from holdfast.signals.otap.stream_decoder import OtapBatch, StreamDecoder
 from holdfast.signals.otap_units import HEADERS_SLOT, headers_table
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -137,12 +139,6 @@ def test_kept_headers_are_told_with_their_batch_and_credentials_with_the_stream(
     ("code", "message", "kind"),
     [
         (BatchCode.INVALID_ARGUMENT, "no", FailureClass.PERMANENT),
-        (BatchCode.RESOURCE_EXHAUSTED, "larger than 1 byte", FailureClass.TOO_LARGE),
-        (
-            BatchCode.RESOURCE_EXHAUSTED,
-            "the limit is 1: send smaller batches",
-            FailureClass.TOO_LARGE,
-        ),
         (BatchCode.RESOURCE_EXHAUSTED, "quota", FailureClass.TRANSIENT),
         (BatchCode.UNAVAILABLE, "later", FailureClass.TRANSIENT),
         (BatchCode.CANCELED, "bye", FailureClass.TRANSIENT),
@@ -161,6 +157,37 @@ def test_what_a_status_means_is_about_its_batch_alone(
     (answer,) = send(exporter(backend, compression="none"), [spans(1), spans(2), spans(3)])
     assert {place: failure.kind for place, failure in answer.failed.items()} == {1: kind}
     assert len(backend.streams) == 1, "the stream goes on"
+
+
+@pytest.mark.parametrize("said", ["larger than 1 byte", "the limit is 1: send smaller batches"])
+def test_a_batch_that_is_too_large_goes_out_in_parts(backend: Backend, said: str) -> None:
+    """As small as the backend takes it; a single item that is too large is what is refused."""
+    tolerated = 1
+
+    def decide(batch: OtapBatch, call: grpc.ServicerContext) -> Sequence[bytes]:
+        if batch.tables["otap_spans"].num_rows > tolerated:
+            return [status(batch.batch_id, BatchCode.RESOURCE_EXHAUSTED, said)]
+        return [status(batch.batch_id)]
+
+    backend.decide = decide
+    units = [spans(1), spans(5, x_tenant="one")]
+    assert send(exporter(backend, compression="none"), units) == [Answer()]
+    names = [name for batch in backend.names() for name in batch]
+    assert sorted(names) == sorted(f"item {one}" for one in [IDS[0], *IDS])
+    assert [batch.headers for batch in backend.taken].count({"x-tenant": "one"}) == len(IDS)
+    tolerated = 0
+    (answer,) = send(exporter(backend, compression="none"), [spans(3)])
+    assert {failure.kind for failure in answer.failed.values()} == {FailureClass.TOO_LARGE}
+
+
+def test_what_our_own_receiver_says_of_a_large_batch_is_understood() -> None:
+    refused = StreamTooLarge("a batch has 4 rows", "rows_max", 3)
+    told = failure_of_call(CallFailed(StatusCode.RESOURCE_EXHAUSTED, refused.reason))
+    assert told.kind is FailureClass.TOO_LARGE
+    # What a stream has gathered is about no batch: another stream takes it.
+    gathered = StreamTooLarge("dictionaries", "dictionary_bytes_max", 3, breaks=True)
+    told = failure_of_call(CallFailed(StatusCode.RESOURCE_EXHAUSTED, gathered.reason))
+    assert told.kind is FailureClass.TRANSIENT
 
 
 def test_statuses_come_in_any_order(backend: Backend) -> None:

@@ -223,3 +223,15 @@ def test_broken_requests_are_refused_or_mean_what_protobuf_reads() -> None:
 @pytest.mark.slow
 def test_many_broken_requests_are_refused_or_mean_what_protobuf_reads() -> None:
     assert _mutants(6, SLOW_MUTANTS) > SLOW_MUTANTS // 10
+
+
+def test_all_requests_of_a_batch_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resource is said again with each request, so that they can be far more than the tables."""
+    (tables,) = otap_of(OtlpKind.TRACES, [request(OtlpKind.TRACES, random.Random(1), items=20)])
+    monkeypatch.setattr(to_otlp, "REQUEST_BYTES_MAX", 1)
+    whole = sum(map(len, otlp_of(OtlpKind.TRACES, tables)))
+    monkeypatch.setattr(to_otlp, "CONVERTED_BYTES_MAX", whole)
+    otlp_of(OtlpKind.TRACES, tables)
+    monkeypatch.setattr(to_otlp, "CONVERTED_BYTES_MAX", whole - 1)
+    with pytest.raises(NotOtap, match=f"more than {whole - 1} bytes"):
+        otlp_of(OtlpKind.TRACES, tables)

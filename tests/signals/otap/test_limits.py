@@ -177,7 +177,7 @@ def test_a_batch_costs_nothing_for_values_that_it_does_not_use() -> None:
     values = pa.Array.from_buffers(pa.bool_(), count, [None, pa.py_buffer(bytes(count // 8))])
     table = batch({"x": pa.DictionaryArray.from_arrays(pa.array([7], pa.uint32()), values)})
     first, second = record_of([table, table], deltas=True)
-    decoder = StreamDecoder(OtlpKind.LOGS)
+    decoder = StreamDecoder(OtlpKind.LOGS, StreamLimits(rows_max=2 * count))
     decoder.decode(message((LOGS, "1", first)))
     tracemalloc.start()
     try:

@@ -153,12 +153,28 @@ class OtapExporter:
                 failure = Failure(FailureClass.PERMANENT, reason, "otap")
                 failed.update(dict.fromkeys(places, failure))
                 continue
-            sends += map(self._deliver, messages)
+            # One unit that is too large goes out in parts; of several, the loop sends fewer.
+            deliver = self._deliver_in_parts if len(places) == 1 else self._deliver
+            sends += map(deliver, messages)
             senders += [places] * len(messages)
         for sender, said in zip(senders, await asyncio.gather(*sends), strict=True):
             if said is not None:
                 failed.update(dict.fromkeys(sender, said))
         return Answer(failed)
+
+    async def _deliver_in_parts(self, message: OtapMessage) -> Failure | None:
+        """Send one batch; if the backend finds it too large, in halves, as small as it takes.
+
+        If one of them fails, the other may be there already, and comes again with the next try.
+        """
+        failure = await self._deliver(message)
+        if failure is None or failure.kind is not FailureClass.TOO_LARGE:
+            return failure
+        for part in await asyncio.to_thread(_halves_of, message):
+            failure = await self._deliver_in_parts(part)
+            if failure is not None:
+                return failure
+        return failure
 
     async def _deliver(self, message: OtapMessage) -> Failure | None:
         """Send one batch, and once more if a token had to be renewed."""
@@ -185,6 +201,30 @@ def _joins_with(place: int, unit: Unit) -> tuple[object, ...]:
     if isinstance(unit, ArrowData):
         return (place,)
     return (unit.signal, *sorted(headers_sent_on(unit).items()))
+
+
+def _halves_of(message: OtapMessage) -> list[OtapMessage]:
+    """Return the items of a batch in two batches, none if it has only one. In any thread.
+
+    By way of requests, since ids and what refers to them begin anew with each batch.
+    """
+    from holdfast.deliver.exporters.otap_streams import OtapMessage
+    from holdfast.signals.otap.from_otlp import otap_of
+    from holdfast.signals.otap.to_otlp import otlp_of
+    from holdfast.signals.otlp.flat.pieces import pieces_of
+
+    kind = message.kind
+    requests = otlp_of(kind, message.tables)
+    half_bytes = sum(map(len, requests)) // 2
+    pieces = [piece for one in requests for piece in pieces_of(kind, one, half_bytes)]
+    if len(pieces) <= 1:
+        return []
+    middle = len(pieces) // 2
+    return [
+        OtapMessage(kind, tables, message.headers, sum(rows.nbytes for rows in tables.values()))
+        for half in (pieces[:middle], pieces[middle:])
+        for tables in otap_of(kind, half)
+    ]
 
 
 def _messages_of(units: Sequence[Unit]) -> list[OtapMessage]:

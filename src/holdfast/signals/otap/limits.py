@@ -17,8 +17,10 @@ class StreamLimits:
     batch_bytes_max: int = 64 * _MIB
     # What the dictionaries of a stream have in memory, all tables together.
     dictionary_bytes_max: int = 64 * _MIB
-    # Rows of a batch, all tables together.
-    rows_max: int = ROWS_MAX
+    # Rows of a batch, all tables together. Rows of zeros take hardly a byte when they are sent, and
+    # what they cost is time: a million are a second of the sealer's. The ids of a batch have 16
+    # bits, so that is fifteen attributes for each of the most items that it can have.
+    rows_max: int = 1_000_000
     # Values of one column of a batch, with those in its lists.
     values_max: int = 4 * ROWS_MAX
     # Tables of a batch, and tables of which a stream keeps dictionaries.

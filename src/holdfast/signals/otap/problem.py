@@ -40,8 +40,11 @@ class StreamTooLarge(NotOtap):
     """What a stream brings is more than its reader may hold; the limit is named."""
 
     def __init__(self, reason: str, limit: str, limit_value: int, *, breaks: bool = False) -> None:
+        # A batch that is too large by itself can be sent in parts, if it is said that it is; what
+        # a stream has gathered is nothing that a smaller batch would change.
+        size = "the limit is" if breaks else "too large, the limit is"
         super().__init__(
-            f"{reason}; the limit is {limit_value} ({limit})",
+            f"{reason}; {size} {limit_value} ({limit})",
             code=BatchCode.RESOURCE_EXHAUSTED,
             breaks=breaks,
         )

@@ -7,7 +7,7 @@ it and nothing else.
 
 Tables are believed as far as `StreamDecoder` has checked them. What is bounded here is how often
 the attributes of one scope or resource are repeated, because a table may have a scope of a megabyte
-and refer to it from each of 65,536 resources.
+and refer to it from each of 65,536 resources; and how much all requests are together.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from holdfast.signals.otlp.kinds import OtlpKind
 # Items of one request; a single one may be larger. Far below what backends take, and they count
 # resources and scopes, too: what they find too large is cut between requests, and nowhere else.
 REQUEST_BYTES_MAX = 512 * 1024
+# All requests of one batch. Each says its resources and scopes again, so that they can be far more
+# than the tables were.
+CONVERTED_BYTES_MAX = 256 * 1024 * 1024
 # How many rows a table may become by being referred to more than once, above those that it has.
 REPEATED_ROWS_MAX = 1024 * 1024
 # Numbers of fields, the same for all signals: the resources of a request; of a resource or a scope
@@ -53,10 +56,16 @@ def otlp_of(
 ) -> list[bytes]:
     """Return the requests that a batch stands for, each of bounded size; raises `NotOtap`."""
     by = by or converter()
+    requests, size_bytes = [], 0
     try:
-        return list(_RequestMaker(kind, tables, by).requests())
+        for request in _RequestMaker(kind, tables, by).requests():
+            size_bytes += len(request)
+            if size_bytes > CONVERTED_BYTES_MAX:
+                raise NotOtap(f"as OTLP it has more than {CONVERTED_BYTES_MAX} bytes")
+            requests.append(request)
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise NotOtap(f"the tables are not a batch of {kind.value}: {error}") from error
+    return requests
 
 
 class _Above(NamedTuple):
