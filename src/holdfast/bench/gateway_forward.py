@@ -105,6 +105,7 @@ def measure_forward(
     rates = interleave(
         {
             "deliver_events_per_s": lambda: _empty(folder, scale.backlog_events, {}),
+            "bare_client_events_per_s": lambda: _bare(folder, scale.backlog_events),
             "deliver_batch_events_per_s": lambda: _empty(
                 folder, scale.backlog_events, {"dialect": "batch_array", "batch_answer": "status"}
             ),
@@ -114,6 +115,9 @@ def measure_forward(
     )
     for name, values in rates.items():
         figures.add(name, values)
+    # Both send one event in a request, and the next one when that is answered.
+    pairs = zip(rates["deliver_events_per_s"], rates["bare_client_events_per_s"], strict=True)
+    figures.add("deliver_vs_bare_client", [ours / bare for ours, bare in pairs])
     _measure_neighbour(folder, scale, figures, progress)
 
 
@@ -133,18 +137,33 @@ def fill(directory: Path, events: int) -> None:
 
 
 def _empty(folder: Path, events: int, dialect: dict[str, object]) -> float:
-    """Return how many events per second arrive out of a backlog.
-
-    From the first arrival to the last, so that starting the gateway and attaching to the quiver
-    are not part of the rate; hence one event less than arrived.
-    """
+    """Return how many events per second arrive out of a backlog."""
     place = folder / f"backlog-{time.monotonic_ns()}"
     (port,) = free_ports(1)
     fill(place / "quiver" / "core-00", events)
     backend = Discard(place, port)
     gateway = MeasuredGateway(place, exporters={"backend": http_exporter(port, **dialect)})
     with running(gateway, backend):
-        arrived = sorted(backend.arrivals(events).values())
+        return _rate_per_s(backend, events)
+
+
+def _bare(folder: Path, events: int) -> float:
+    """Return how many events per second arrive from a client that knows nothing of durability."""
+    place = folder / f"bare-{time.monotonic_ns()}"
+    (port,) = free_ports(1)
+    backend = Discard(place, port)
+    with running(backend):
+        run_load(Load("backend", port, seconds=0.0, senders=1, events=events))
+        return _rate_per_s(backend, events)
+
+
+def _rate_per_s(backend: Discard, events: int) -> float:
+    """Return how many events per second came.
+
+    From the first arrival to the last, so that starting what sends them, and attaching to the
+    quiver, are not part of the rate; hence one event less than arrived.
+    """
+    arrived = sorted(backend.arrivals(events).values())
     return (events - 1) / ((arrived[-1] - arrived[0]) / 1e9)
 
 

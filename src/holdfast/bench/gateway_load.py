@@ -3,6 +3,9 @@
     python -m holdfast.bench.gateway_load LOAD
     python -m holdfast.bench.gateway_load PORT FILE
 
+To a gateway a load goes over HTTP, or, with as many events, straight to its backend: one after the
+other on one connection, which is the most that delivery in order could do.
+
 The client has so many senders, each waiting for its answer; it prints what it measured as JSON.
 Over HTTP to a gateway, or over NATS to a stream: the same process, the same events, the same number
 of senders, each sending its next event when the last one is acknowledged.
@@ -47,12 +50,14 @@ SendBody = Callable[[bytes], Awaitable[None]]
 class Load:
     """What the process has to send."""
 
-    to: Literal["http", "nats"]
+    to: Literal["http", "nats", "backend"]
     port: int
     seconds: float
     senders: int
     # Events per second in all; None: as fast as they are answered.
     rate_per_s: float | None = None
+    # To a backend: so many, however long that takes.
+    events: int | None = None
 
     def command(self) -> list[str]:
         """Return the command line that runs this load."""
@@ -93,8 +98,9 @@ def new_event(run_id: str | None = None) -> bytes:
 class HttpSender(asyncio.Protocol):
     """One connection that posts one event at a time."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, answered: int = 200) -> None:
         self._port = port
+        self._expected = answered
         self._received = b""
         self._answer: asyncio.Future[int] | None = None
 
@@ -129,7 +135,7 @@ class HttpSender(asyncio.Protocol):
         head = b"POST /api/v1/lineage HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
         self._transport.write(head + b"\r\nContent-Length: %d\r\n\r\n" % len(event) + event)
         status = await self._answer
-        assert status == 200, f"the gateway answered {status}"  # noqa: PLR2004
+        assert status == self._expected, f"the server answered {status}"
 
     def close(self) -> None:
         """Close the connection."""
@@ -167,26 +173,97 @@ async def _over_http(load: Load, latencies_s: list[float]) -> None:
         sender.close()
 
 
+class NatsSender(asyncio.Protocol):
+    """One connection for all senders, as clients of NATS have it.
+
+    As bare as the one for HTTP: a client library takes twice the CPU of the server, on the same
+    machine, and the peer would look slow for it.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._received = bytearray()
+        self._inbox = b"_INBOX." + uuid.uuid4().hex.encode()
+        self._answers: dict[bytes, asyncio.Future[bytes]] = {}
+        self._sent = 0
+
+    async def connect(self) -> None:
+        """Open the connection, and listen for acknowledgements."""
+        loop = asyncio.get_running_loop()
+        self._connected = loop.create_future()
+        self._transport, _ = await loop.create_connection(lambda: self, "127.0.0.1", self._port)
+        about = b'{"verbose":false,"pedantic":false,"lang":"python","version":"0","protocol":1}'
+        self._transport.write(b"CONNECT %b\r\nSUB %b.* 1\r\nPING\r\n" % (about, self._inbox))
+        await self._connected
+
+    def data_received(self, data: bytes) -> None:
+        """Take acknowledgements: `MSG SUBJECT SUBSCRIPTION LENGTH`, and a short JSON document."""
+        received = self._received
+        received += data
+        at = 0
+        while (end := received.find(b"\r\n", at)) >= 0:
+            words = bytes(received[at:end]).split(b" ")
+            behind = end + 2
+            if words[0] == b"MSG":
+                behind += int(words[-1]) + 2
+                if behind > len(received):
+                    break
+                self._answers.pop(words[1]).set_result(bytes(received[end + 2 : behind - 2]))
+            elif words[0] == b"PING":
+                self._transport.write(b"PONG\r\n")
+            elif words[0] == b"PONG":
+                self._connected.set_result(None)
+            elif words[0] == b"-ERR":
+                raise ConnectionError(bytes(received[at:end]).decode())
+            at = behind
+        del received[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits."""
+        for answer in self._answers.values():
+            answer.set_exception(exc or ConnectionResetError("closed"))
+
+    async def send(self, event: bytes) -> None:
+        """Publish one event and wait until the stream has it."""
+        self._sent += 1
+        inbox = b"%b.%d" % (self._inbox, self._sent)
+        answer = self._answers[inbox] = asyncio.get_running_loop().create_future()
+        head = b"PUB %b %b %d\r\n" % (SUBJECT.encode(), inbox, len(event))
+        self._transport.write(b"%b%b\r\n" % (head, event))
+        said = await answer
+        assert b'"seq":' in said, f"the stream answered {said!r}"
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._transport.close()
+
+
 async def _over_nats(load: Load, latencies_s: list[float]) -> None:
-    import nats
-
-    connection = await nats.connect(f"nats://127.0.0.1:{load.port}")
-    stream = connection.jetstream()
-
-    async def send(event: bytes) -> None:
-        await stream.publish(SUBJECT, event)
-
+    sender = NatsSender(load.port)
+    await sender.connect()
     await asyncio.gather(
-        *(_send_until(send, load, number, latencies_s) for number in range(load.senders))
+        *(_send_until(sender.send, load, number, latencies_s) for number in range(load.senders))
     )
-    await connection.close()
+    sender.close()
+
+
+async def _to_backend(load: Load, latencies_s: list[float]) -> None:
+    sender = HttpSender(load.port, answered=201)
+    await sender.connect()
+    assert load.events is not None, "BUG: a load without a number of events"
+    for _ in range(load.events):
+        sent_s = time.perf_counter()
+        await sender.send(new_event())
+        latencies_s.append(time.perf_counter() - sent_s)
+    sender.close()
 
 
 def main(load: Load) -> None:
     """Send, and print what came of it."""
     latencies_s: list[float] = []
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    uvloop.run((_over_http if load.to == "http" else _over_nats)(load, latencies_s))
+    senders = {"http": _over_http, "nats": _over_nats, "backend": _to_backend}
+    uvloop.run(senders[load.to](load, latencies_s))
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     latencies_s.sort()
     found = {

@@ -170,6 +170,8 @@ def _gateway() -> Benchmark:
     sections = (measure_accept, measure_forward, measure_memory, measure_lineage_validation)
     bars = (
         Bar("vs_jetstream_sync", at_least=2.0),
+        Bar("jetstream_client_cpu_ratio", at_most=1.5),
+        Bar("deliver_vs_bare_client", at_least=0.6),
         Bar("rss_mb", at_most=150),
         Bar("rss_backlog_mb", at_most=250),
         Bar("validation_vs_parse", at_most=3.0),

@@ -82,7 +82,7 @@ class DeliveryLoop:
         # Rung when something changed that all lanes look at; and when there may be room for more.
         self._bell, self._room = Bell(), Bell()
         self._settlement = Settlement(
-            context, feed, self.lanes, self.judge, counters, timer, self._bell, self._room
+            context, feed, self.lanes, self.judge, counters, timer, self._bell, self._made_room
         )
         self._looked_s = timer.now_s()
         # Keys of events that were taken, and are being sent again to compare others with them.
@@ -173,6 +173,11 @@ class DeliveryLoop:
             self._deal(self.window.add(bundles))
             if any(bundle.whole for bundle in bundles):
                 self._settle_unsendable(bundles)
+
+    def _made_room(self) -> None:
+        """Wake the feeder if it would read on: to look for itself costs it a step of the loop."""
+        if self._wants_more():
+            self._room.ring()
 
     async def _load(self) -> list[TrackedBundle]:
         """Read some more; waits until there is something, and until it can be read."""

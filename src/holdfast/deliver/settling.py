@@ -42,7 +42,7 @@ class Settlement:
         counters: DeliveryCounters,
         timer: Timer,
         bell: Bell,
-        room: Bell,
+        on_settled: Callable[[], None],
     ) -> None:
         # What does not take what has to be written, and what it says.
         self.blocked: dict[str, str] = {}
@@ -54,8 +54,9 @@ class Settlement:
         self._judge = judge
         self._counters = counters
         self._timer = timer
-        # The first ends a pause early; the second is rung when there may be room for more.
-        self._bell, self._room = bell, room
+        # Ends a pause early.
+        self._bell = bell
+        self._on_settled = on_settled
         self._reached = context.seam.reached
         # One lane writes at a time: `pieces` computes lines from the whole window, and two lanes
         # that did so at once would write the same line twice.
@@ -75,7 +76,7 @@ class Settlement:
         async with self._writing:
             if not self._judge.due or await self._bury():
                 await self._record()
-        self._room.ring()
+        self._on_settled()
 
     async def _bury(self) -> bool:
         """Make dead letters of the events whose verdicts stand; False if that cannot be.
