@@ -34,7 +34,7 @@ def test_an_operator_beside_a_running_gateway(
     marquez, datahub = make_backend("marquez"), make_backend("datahub")
     gateway = make_gateway(
         {"marquez": exporter(marquez.url), "datahub": exporter(datahub.url)},
-        statsd={"address": statsd.address, "interval": "200ms"},
+        statsd={"address": statsd.address, "interval": "1s"},
     )
     with producer(gateway.url) as client:
         client.emit("first")

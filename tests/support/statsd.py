@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
+BUFFER_BYTES = 4 * 1024 * 1024
+
 
 class Statsd:
     """A statsd server: adds up counters, remembers gauges, whatever their labels."""
@@ -12,6 +14,9 @@ class Statsd:
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        # A few seconds in which this process does nothing fill the buffer that there is by default,
+        # and what a counter grew by is told once.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self._socket.bind(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._socket.getsockname()[1]}"
         self._thread = threading.Thread(target=self._receive)
