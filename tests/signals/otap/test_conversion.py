@@ -155,6 +155,20 @@ def test_a_batch_of_one_resource_can_be_cut_for_backends_that_take_little() -> N
         assert max(map(len, parts)) <= most_bytes
 
 
+@pytest.mark.parametrize("metric_type", [0, 3, 9])
+def test_points_of_another_kind_than_their_metric_are_refused(metric_type: int) -> None:
+    made: Any = REQUESTS[OtlpKind.METRICS]()
+    metric = made.resource_metrics.add().scope_metrics.add().metrics.add(name="a")
+    metric.gauge.data_points.add(as_int=1)
+    (tables,) = otap_of(OtlpKind.METRICS, [made.SerializeToString()])
+    root = tables["otap_univariate_metrics"]
+    place = root.schema.get_field_index("metric_type")
+    types = root.set_column(place, "metric_type", pa.array([metric_type], pa.uint8()))
+    written = StreamEncoder().encode(1, {**tables, "otap_univariate_metrics": types})
+    with pytest.raises(NotOtap, match="of a metric whose metric_type is another"):
+        StreamDecoder(OtlpKind.METRICS).decode(written)
+
+
 def test_no_items_are_no_batch() -> None:
     assert otap_of(OtlpKind.LOGS, []) == []
     assert otap_of(OtlpKind.LOGS, [b""]) == []

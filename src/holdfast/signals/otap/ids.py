@@ -42,6 +42,7 @@ from holdfast.signals.otap.payloads import (
     TableForm,
     ValueType,
 )
+from holdfast.signals.otap.plans import POINTS
 from holdfast.signals.otap.problem import NotOtap
 
 _LIKE_COLUMNS: Mapping[TableForm, tuple[str, ...]] = {
@@ -284,6 +285,21 @@ def check_ids(tables: Mapping[PayloadType, pa.RecordBatch]) -> None:
         parents = numbers_of(batch.column(PARENT_ID), index_dtype(batch.column(PARENT_ID).type))
         if ids is None or not np.isin(parents, ids).all():
             raise NotOtap(f"a row of {table.name} refers to a row of {parent.name} that is missing")
+
+
+def check_points(tables: Mapping[PayloadType, pa.RecordBatch]) -> None:
+    """Raise `NotOtap` if data points are of another kind than their metric: no request has both."""
+    metrics = tables.get(PayloadType.UNIVARIATE_METRICS)
+    if metrics is None:
+        return
+    column = metrics.column(ID)
+    ids, types = numbers_of(column, index_dtype(column.type)), metrics.column("metric_type")
+    for table in {plan.table for _, plan in POINTS.values()} & tables.keys():
+        fitting = [number for number, plan in POINTS.values() if plan.table is table]
+        own_ids = ids[np.isin(numbers_of(types, "u1"), fitting)]
+        parents = tables[table].column(PARENT_ID)
+        if not np.isin(numbers_of(parents, index_dtype(parents.type)), own_ids).all():
+            raise NotOtap(f"a row of {table.name} is of a metric whose metric_type is another")
 
 
 def _unique_ids(table: PayloadType, batch: pa.RecordBatch) -> Numbers:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from hpack import Decoder, HPACKError
 
 from holdfast.signals.otap.attributes import check_values
-from holdfast.signals.otap.ids import check_ids, with_plain_ids
+from holdfast.signals.otap.ids import check_ids, check_points, with_plain_ids
 from holdfast.signals.otap.limits import StreamLimits
 from holdfast.signals.otap.messages import BatchArrowRecords
 from holdfast.signals.otap.payloads import ROOTS, TABLES, PayloadType, slot_of
@@ -162,6 +162,7 @@ class StreamDecoder:
         if found and root not in known:
             raise NotOtap(f"there are tables, and none of them is {root.name}")
         check_ids(known)
+        check_points(known)
         # The root is first: what a bundle is can be seen at its first slot.
         ordered = sorted(found, key=lambda number: (number != root, number))
         return {
