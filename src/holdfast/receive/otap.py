@@ -55,7 +55,8 @@ class Config(Settings):
     (a power cut may lose it), or on stable storage."""
     keep_headers: tuple[str, ...] = ()
     """Headers, of a stream or of a batch, that are stored with each batch and sent on by the
-    exporters `otap` and `otlp`, such as the name of a tenant, `X-Scope-OrgID`."""
+    exporters `otap` and `otlp`, such as the name of a tenant, `X-Scope-OrgID`. A batch with more
+    than 4096 characters in them, or with what no header can hold, is refused."""
     tokens: tuple[TokenSettings, ...] = ()
     """Producers that may send; with none (and no `token_file`) anybody may."""
     token_file: LocalPath | None = None

@@ -86,7 +86,8 @@ class Config(Settings):
     system (a power cut may lose it), or on stable storage."""
     keep_headers: tuple[str, ...] = ()
     """Headers that are stored with each request and sent on by the exporter `otlp`, such as the
-    name of a tenant, `X-Scope-OrgID`."""
+    name of a tenant, `X-Scope-OrgID`. A request with more than 4096 characters in them is
+    refused."""
     partial_success: bool = False
     """Take the sound items of a request when others are not: items that protobuf cannot read in one
     that it can read otherwise, and spans without a valid trace id and span id. The sender is told
