@@ -19,7 +19,7 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel demo test test-all lint bench setup-peers setup-collectors setup-js setup-h2spec clean
+.PHONY: help wheel demo test test-all lint bench setup-peers setup-collectors setup-js setup-axe setup-h2spec clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ setup-collectors: ## build the OpenTelemetry Collector that tests and benchmarks
 
 setup-js: ## install the JavaScript SDK of OpenTelemetry that tests send with (needs npm)
 	scripts/setup-js
+
+setup-axe: ## install axe-core, with which tests check the console's pages (needs npm)
+	scripts/setup-axe
 
 setup-h2spec: ## build h2spec, with which tests compare connections of gRPC (needs Go)
 	scripts/setup-h2spec

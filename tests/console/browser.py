@@ -114,9 +114,9 @@ class Page:
             text = await self.run("document.body.innerText")
             raise AssertionError(f"{error}\n{self.errors}\n{text}") from None
 
-    async def screenshot(self) -> bytes:
-        """Return the page from top to bottom, as a PNG."""
-        told = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    async def screenshot(self, *, whole: bool = True) -> bytes:
+        """Return the page as a PNG: from top to bottom, or what is seen of it."""
+        told = await self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         return base64.b64decode(told["data"])
 
     async def resize(self, width: int, height: int, *, dark: bool = False) -> None:

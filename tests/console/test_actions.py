@@ -119,10 +119,36 @@ def test_what_holds_a_destination_up_can_be_skipped(
     shown = console.get(f"/parts/letters/{letter['id']}", token=console.token)
     assert "load_orders" in shown.body
     # One letter, or a pile: an empty field never means all of them.
-    vague = console.post("/actions/letters/purge", token=console.token, reason="no", letter="")
+    vague = console.post("/actions/letters/redrive", token=console.token, letter="")
     assert (vague.status, "which letters" in vague.body) == (400, True)
     option = {"letter": "--all", "reason": "no"}
     assert console.post("/actions/letters/purge", token=console.token, **option).status == 400
+
+
+def test_letters_are_redriven_and_purged(console: RunningConsole, backend: HttpBackend) -> None:
+    backend.status = 400
+    assert console.send(BODY, BODY) == [200, 200]
+
+    def letters(reason: str) -> list[str]:
+        told = console.get(f"/api/dead-letters?reason={reason}", token=console.token).json()
+        return [one["id"] for one in told["letters"]]
+
+    until(lambda: len(letters("permanent")) == 2)
+    backend.status = 503
+    redrive, pile = "/actions/letters/redrive", {"store": "undelivered", "origin": "to"}
+    stopped = console.post(redrive, token=console.token, **pile, why="permanent")
+    assert (stopped.status, "the rest is as it was" in stopped.body) == (400, True)
+    assert len(letters("permanent")) == 2
+    backend.status = 200
+    one, other = letters("permanent")
+    assert "delivered 1." in console.post(redrive, token=console.token, letter=one).body
+    assert letters("permanent") == [other]
+    purge = "/actions/letters/purge"
+    assert console.post(purge, token=console.token, letter=other).status == 400, "without a reason"
+    done = console.post(purge, token=console.token, letter=other, reason="a test")
+    assert "1 dead letter given up." in done.body
+    assert letters("permanent") == []
+    until(lambda: console.get("/api/overview").json()["adds_up"])
 
 
 def test_a_tap_shows_what_passes(console: RunningConsole) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from holdfast.console.commands import CommandRunner
+from holdfast.console.letters import give_up, show_letter
 from holdfast.console.pages import render
 from holdfast.console.requests import ConsoleRequest, html
 from holdfast.console.watch import ConsoleView
-from holdfast.console.words import counted
-from holdfast.dead_letters.stored import LetterId
+from holdfast.console.words import counted, plain
+from holdfast.dead_letters.queue import REJECTED_DIR, UNDELIVERED_DIR
+from holdfast.dead_letters.stored import LetterId, LetterSelection
+from holdfast.deliver.redrive import VERB as REPLAY_VERB
+from holdfast.deliver.redrive import replay_request
 from holdfast.errors import BadInput
 from holdfast.graph.control import SKIP_VERB
 from holdfast.handoff.control import VERB as HANDOFF_VERB
 from holdfast.receive.responses import Response
 
 REASON_CHARACTERS_MAX = 500
+# What can become of a letter that is sent again.
+RESULTS = ("delivered", "filtered", "filed_again", "skipped")
 
 
 class Actions:
@@ -55,18 +64,46 @@ class Actions:
     # -------------------------------------------------------------- dead letters
 
     async def redrive(self, request: ConsoleRequest) -> Response:
-        """Send one letter again, or all of a destination."""
-        what = _meant(request)
-        told = await self._dead_letters("replay", request, *what)
-        counts = [one for told_of in told.values() for one in told_of.items()]
-        figures = [f"{name.replace('_', ' ')} {value}" for name, value in counts if value]
-        return _done(f"Redriven: {', '.join(figures) or 'nothing was there'}.")
+        """Send one letter again, or a pile of a destination.
+
+        An undelivered one goes to its destination, by the gateway; a rejected one is a new event.
+        """
+        letter = request.text("letter")
+        if letter and LetterId.parse(letter).store == REJECTED_DIR:
+            told = (await self._dead_letters("replay", request, letter))["rejected"]
+            return _redriven({"submitted": told["submitted"], "invalid": told["still_invalid"]}, "")
+        selection = await self._selected(request)
+        total: Counter[str] = Counter()
+        while True:
+            told = await self._view.ask(
+                REPLAY_VERB, **replay_request(selection), worker=request.whole("worker")
+            )
+            total.update({name: told[name] for name in RESULTS})
+            # The gateway works in turns; where it ends was fixed with the first answer.
+            if told["next_seq"] is None:
+                return _redriven(total, told["stopped_by"] or "")
+            selection = replace(selection, from_seq=told["next_seq"], end_seq=told["end_seq"])
+
+    async def _selected(self, request: ConsoleRequest) -> LetterSelection:
+        """Return which undelivered letters are meant. An empty field never means all of them."""
+        letter, graph = request.text("letter"), self._view.graph
+        if letter:
+            worker = request.whole("worker")
+            found = await self._view.in_thread(lambda: show_letter(graph, worker, letter))
+            seqs = frozenset({LetterId.parse(letter).seq})
+            return LetterSelection(destination=found.row.destination, seqs=seqs)
+        origin, reason = request.text("origin"), request.text("why")
+        if not (request.text("store") == UNDELIVERED_DIR and origin and reason):
+            hint = "choose one, or a pile"
+            raise BadInput("it is not clear which letters are meant", hint=hint)
+        return LetterSelection(destination=origin, reason=reason)
 
     async def purge(self, request: ConsoleRequest) -> Response:
-        """Give letters up."""
-        because = ("--yes", "--because", _reason(request))
-        told = await self._dead_letters("purge", request, *because, *_meant(request))
-        return _done(f"{counted(told['purged'], 'dead letter')} given up.")
+        """Give one letter up."""
+        letter, reason = LetterId.parse(request.text("letter")), _reason(request)
+        worker, graph = request.whole("worker"), self._view.graph
+        count = await self._view.in_thread(lambda: give_up(graph, worker, letter, reason))
+        return _done(f"{counted(count, 'dead letter')} given up.")
 
     async def fix(self, request: ConsoleRequest) -> Response:
         """Submit a corrected letter as a new event."""
@@ -111,14 +148,14 @@ def _reason(request: ConsoleRequest) -> str:
     return reason[:REASON_CHARACTERS_MAX]
 
 
-def _meant(request: ConsoleRequest) -> tuple[str, ...]:
-    """Return which letters an action is about: one, or a pile. Never all by an empty field."""
-    if request.text("letter"):
-        return (str(LetterId.parse(request.text("letter"))),)
-    store, origin, reason = (request.text(name) for name in ("store", "origin", "why"))
-    if store == "undelivered" and origin and reason:
-        return ("--destination", origin, "--reason", reason)
-    raise BadInput("it is not clear which letters are meant", hint="choose one, or a pile")
+def _redriven(counts: Mapping[str, int], stopped_by: str) -> Response:
+    figures = ", ".join(f"{plain(name)} {count}" for name, count in counts.items() if count)
+    if stopped_by:
+        raise BadInput(
+            f"redriven: {figures or 'none'}; stopped, {stopped_by}",
+            hint="the rest is as it was: try again when the destination answers",
+        )
+    return _done(f"Redriven: {figures or 'nothing was there'}.")
 
 
 def _done(text: str) -> Response:

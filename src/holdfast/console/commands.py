@@ -1,8 +1,8 @@
 """What the console does by a command of the command line, in a process of its own.
 
-To correct, redrive and purge dead letters, and to ask what holds a watermark, are commands already:
-`dead-letters` and `dataflow`. The console runs them, so that there is one way to do each. They open
-sockets to the gateway like any client; in a process of its own, one that hangs can be ended.
+To submit a corrected event, and to say what holds a watermark, are commands already: `dead-letters`
+and `dataflow`. The console runs them, so that there is one way to do each. They validate, and open
+connections like any client: in a process of its own, one that hangs can be ended.
 """
 
 from __future__ import annotations

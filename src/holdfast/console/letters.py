@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePath
 
+from holdfast.dead_letters.queue import KEEPER
 from holdfast.dead_letters.stored import (
     STORES,
     LetterId,
@@ -23,6 +24,8 @@ from holdfast.dead_letters.stored import (
 from holdfast.errors import BadInput
 from holdfast.graph.model import Graph
 from holdfast.graph.paths import dead_letters_directory
+from holdfast.quiver import Outcome
+from holdfast.quiver.tools import changes
 from holdfast.seam import Seam
 
 # Letters that one page looks at, and that it shows.
@@ -117,6 +120,15 @@ def show_letter(graph: Graph, worker: int, name: str) -> WholeLetter:
         text = None
     is_whole = len(payload) <= PAYLOAD_BYTES_MAX
     return WholeLetter(_row(worker, found), _indented(text), is_whole, found.letter.headers)
+
+
+def give_up(graph: Graph, worker: int, letter_id: LetterId, reason: str) -> int:
+    """Resolve one letter as given up, through the gateway; return how many that were."""
+    queue = _queue(graph, worker)
+    done = changes.resolve(
+        Seam(), queue / letter_id.store, KEEPER, [letter_id.seq], Outcome.GIVEN_UP, reason
+    )
+    return done.events
 
 
 def _indented(text: str | None) -> str | None:

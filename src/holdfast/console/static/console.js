@@ -46,7 +46,10 @@
   document.addEventListener("htmx:configRequest", (event) => {
     if (token()) event.detail.headers["Authorization"] = "Bearer " + token();
   });
-  document.addEventListener("htmx:beforeRequest", () => byId("message").replaceChildren());
+  // What was said of one action stays until the next.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    if (event.detail.requestConfig.verb === "post") byId("message").replaceChildren();
+  });
   document.addEventListener("htmx:afterRequest", (event) => {
     if (event.detail.xhr && event.detail.xhr.status === 401) {
       const had = token();
