@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.quiver.batches import (
     column_of,
     data_paths,
@@ -22,6 +24,7 @@ from tests.quiver.machine import START_NS, Machine, quiet
 from holdfast.quiver import Bundle, Quiver
 from holdfast.quiver.base.config import KB, MB
 from holdfast.quiver.base.frame import FrameKind
+from holdfast.quiver.segments.rows import BundleRows, position_columns
 from holdfast.seam import Seam
 from holdfast.seam.disk import RealDisk
 
@@ -372,3 +375,22 @@ def test_data_files_are_named_after_their_slots(machine: Machine) -> None:
     paths = data_paths(seal(quiver))
     assert sorted(path.name[3:] for path in paths) == ["-logs.arrow", "-spans.arrow"]
     assert all(machine.disk.exists(path) for path in paths)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=8))
+def test_position_columns_say_of_every_row_where_it_came_from(
+    shares: list[tuple[int, int]],
+) -> None:
+    given_shares = [
+        BundleRows(7 * place, 1_000 * place + 999, 0, first_row, rows)
+        for place, (first_row, rows) in enumerate(shares)
+    ]
+    expected = [
+        (share.seq, share.first_row + row, share.ingestion_ns // 1000)
+        for share in given_shares
+        for row in range(share.rows)
+    ]
+    seqs, rows, times = position_columns(given_shares)
+    assert [str(column.type) for column in (seqs, rows)] == ["int64", "int32"]
+    found = zip(*(c.cast(pa.int64()).to_pylist() for c in (seqs, rows, times)), strict=True)
+    assert list(found) == expected
