@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from array import array
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from tests.quiver.batches import numbers, plain_rows
 from tests.quiver.machine import Machine
 
-from holdfast.errors import BundleTooLarge
+from holdfast.errors import BadInput, BundleTooLarge
 from holdfast.quiver.base.bundle import (
     SLOTS_MAX,
     Encoded,
@@ -171,12 +172,36 @@ def test_large_record_batches_are_put_together_beside_the_event_loop(
     """Checking and copying tens of megabytes takes as long as other requests wait."""
     threads: list[int] = []
 
-    def encode(*content: Any) -> Encoded:
+    def encode(*content: Any, **options: Any) -> Encoded:
         threads.append(threading.get_ident())
-        return encode_arrow(*content)
+        return encode_arrow(*content, **options)
 
     monkeypatch.setattr("holdfast.quiver.quiver.encode_arrow", encode)
     monkeypatch.setattr("holdfast.quiver.base.bundle.LARGE_BYTES", 4_000)
     receipt = asyncio.run(machine.start().append_async({"events": numbers(*range(rows))}))
     assert receipt.events == rows
     assert (threads == [threading.get_ident()]) is (rows == 10)
+
+
+def texts_with_offsets(*offsets: int) -> pa.RecordBatch:
+    buffers = [None, pa.py_buffer(array("i", offsets)), pa.py_buffer(b"abcdef")]
+    return pa.record_batch({"text": pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)})
+
+
+def test_only_a_trusted_batch_is_not_looked_through_value_by_value(machine: Machine) -> None:
+    """Trust is said with each append, so that none is given by mistake."""
+    inside = texts_with_offsets(0, 900, 6)
+    encode_arrow(inside, LIMIT, trusted=True)
+    quiver = machine.start()
+    with pytest.raises(BadInput, match="Arrow cannot store"):
+        quiver.append(inside)
+    with pytest.raises(BadInput, match="Arrow cannot store"):
+        asyncio.run(quiver.append_async(inside))
+    sound = numbers(1, 2, 3)
+    with quiver.transaction() as transaction:
+        with pytest.raises(BadInput, match="Arrow cannot store"):
+            transaction.append(inside)
+        transaction.append(sound)
+    assert quiver.append(sound, trusted=True).events == 3
+    assert asyncio.run(quiver.append_async(sound, trusted=True)).events == 3
+    assert encode_arrow(sound, LIMIT, trusted=True) == encode_arrow(sound, LIMIT)

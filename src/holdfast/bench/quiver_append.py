@@ -14,6 +14,7 @@ that is given the same bytes in groups of all 64 producers (`append_vs_disk_of_6
     burst       64 tasks of one event loop; nothing is sealed meanwhile, because the open buffer is
                 large enough for all of it. This is the acknowledgement path alone, which is what
                 the ratio is about
+    trusted     the same with batches that are said to be trusted, so not looked through
     raw         the same with raw bundles of 43 events of 2 kB: no Arrow is encoded
     threads     the same with 64 threads
     sustained   default configuration, sealing included: every byte is written twice
@@ -27,12 +28,13 @@ unsealed    tasks again, with an open buffer that is large enough for all of it
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.load import (
@@ -51,7 +53,7 @@ from holdfast.bench.load import (
     telemetry_batch,
 )
 from holdfast.bench.scale import QuiverScale
-from holdfast.quiver import QuiverConfig, SegmentConfig
+from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig
 
 # The largest there is, so that no seal begins.
 BURST = QuiverConfig(
@@ -89,6 +91,10 @@ def measure_append(
     progress(f"append: 64 producers, 88 kB batches, {scale.rounds} rounds against the bare disk")
     batch, events = telemetry_batch(), [raw_event(seed) for seed in range(RAW_EVENTS)]
     tasks = by_tasks(lambda quiver: quiver.append_async(batch))
+    # A version that knows no trust looks through everything.
+    known = "trusted" in inspect.signature(Quiver.append_async).parameters
+    trust: Any = {"trusted": True} if known else {}
+    trusted = by_tasks(lambda quiver: quiver.append_async(batch, **trust))
     raw = by_tasks(lambda quiver: quiver.append_raw_async(events))
     threads = by_threads(lambda quiver: quiver.append(batch))
 
@@ -116,6 +122,7 @@ def measure_append(
     pairs = rotated(
         {
             "burst": pair(BURST, each, tasks, IDLE_TASKS),
+            "trusted": pair(BURST, each, trusted, IDLE_TASKS),
             "raw": pair(BURST, each, raw, IDLE_TASKS),
             "threads": pair(BURST, each, threads, IDLE_THREADS),
             "sustained": pair(SUSTAINED, scale.sustained_batches_each, tasks, IDLE_TASKS),
@@ -124,6 +131,7 @@ def measure_append(
         warm_up=True,
     )
     _add(figures, "", pairs["burst"])
+    _add(figures, "trusted_", pairs["trusted"])
     _add(figures, "raw_", pairs["raw"])
     _add(figures, "threads_", pairs["threads"])
     _add(figures, "sustained_", pairs["sustained"])
