@@ -189,12 +189,13 @@ def test_tables_of_sealed_segments_are_kept(stored: Stored, tmp_path: Path) -> N
     assert {path: path.stat().st_ino for path in kept} == kept
     # What is beyond the bound is made each time, and files that nobody uses go.
     former = folder / f"{min(kept).name[:36]}-of-a-former-one-spans-0123abcd.parquet"
-    stranger = folder / "own.parquet"
-    for path in (former, stranger):
+    killed, stranger = former.with_suffix(".123.new"), folder / "own.parquet"
+    for path in (former, killed, stranger):
         path.write_bytes(bytes(10_000))
         os.utime(path, (1, 1))
     assert asked(KeptTables(folder, max_bytes=1)) == expected
     assert not former.exists()
+    assert not killed.exists()
     assert len(list(folder.iterdir())) < 7
     assert stranger.exists(), "it is somebody else's"
     stored.quiver.flush()

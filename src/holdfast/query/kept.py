@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,9 @@ _GROUP_ROWS = 100_000
 _SUFFIX = ".parquet"
 # Of a quiver, a segment, a table and its columns. Whatever else is in the folder is somebody's own.
 _OURS = re.compile(r"[0-9a-f-]{32,36}-.+-\w+-[0-9a-f]{8}\.parquet")
+# One that is being written; a process that was killed leaves it, and nobody writes for so long.
+_BEGUN = re.compile(r"[0-9a-f-]{32,36}-.+-\w+-[0-9a-f]{8}\.\d+\.new")
+_ABANDONED_S = 24 * 3600.0
 
 
 class KeptFiles(NamedTuple):
@@ -84,6 +88,9 @@ class KeptTables:
                 with pq.ParquetWriter(fresh, rows.schema, compression="zstd") as writer:
                     for batch in rows:
                         writer.write_batch(batch, row_group_size=_GROUP_ROWS)
+                # Or a power cut could leave the name without the rows, for every query to come.
+                with fresh.open("rb") as written:
+                    os.fsync(written.fileno())
                 fresh.rename(path)
             finally:
                 fresh.unlink(missing_ok=True)
@@ -93,7 +100,13 @@ class KeptTables:
 
     def _remove_oldest(self) -> None:
         """Remove files until the rest is within the bound; those in use stay."""
-        files = [(one.stat(), one) for one in self._folder.iterdir() if _OURS.fullmatch(one.name)]
+        now_s = time.time()
+        files = []
+        for one in self._folder.iterdir():
+            if _OURS.fullmatch(one.name):
+                files.append((one.stat(), one))
+            elif _BEGUN.fullmatch(one.name) and one.stat().st_mtime < now_s - _ABANDONED_S:
+                one.unlink(missing_ok=True)
         total_bytes = sum(stat.st_size for stat, _ in files)
         for stat, path in sorted(files, key=lambda file: file[0].st_mtime_ns):
             if total_bytes <= self._max_bytes:
