@@ -19,7 +19,7 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel demo test test-all lint bench setup-peers setup-collectors setup-js setup-axe setup-h2spec clean
+.PHONY: help wheel docs demo test test-all lint bench setup-peers setup-collectors setup-js setup-axe setup-h2spec clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,11 @@ setup-h2spec: ## build h2spec, with which tests compare connections of gRPC (nee
 wheel: $(FOR_DEMO) ## build dist/holdfast-*.whl
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
 	PIP_CONSTRAINT="$(CURDIR)/constraints.txt" $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+docs: ## build the documentation as a site, into build/site
+	@$(PYTHON) scripts/install.py docs
+	$(BIN)/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
 
 clean: ## remove the virtual environment, caches and build results
 	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -193,8 +193,10 @@ def test_every_snippet_runs_as_printed(
         return  # the tests of the page run the same
     monkeypatch.chdir(tmp_path)
     if page == "README":
+        # One after the other, as its own test runs them: the second goes on where the first ends.
+        namespace = {"__name__": "readme"}
         for _, code, _ in snippets(text):
-            exec(compile(code, page, "exec"), {"__name__": "readme"})
+            exec(compile(code, page, "exec"), namespace)
     else:
         run(kept, text, capsys, {"__name__": "guide"})
 
