@@ -19,6 +19,7 @@ from collections.abc import Iterator, MutableSequence, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
@@ -187,9 +188,11 @@ def _batches(
 ) -> list[pa.RecordBatch]:
     """Return the rows with what is joined to them, in batches of bounded size."""
     rows = len(columns[REQUEST])
-    # As if each row were joined to all there is: one that is joined to less is only a smaller row.
-    row_bytes = sum(column.nbytes for above, _ in joined for column in above.values())
-    batch_rows = max(1, JOINED_BYTES_MAX // max(1, row_bytes))
+    batch_rows = max(1, rows)
+    if not _fits_in_one(joined):
+        # As if each row were joined to all there is: one that is joined to less is only smaller.
+        row_bytes = sum(column.nbytes for above, _ in joined for column in above.values())
+        batch_rows = max(1, JOINED_BYTES_MAX // max(1, row_bytes))
     batches = []
     for first in range(0, rows, batch_rows):
         count = min(batch_rows, rows - first)
@@ -201,6 +204,17 @@ def _batches(
             pa.RecordBatch.from_arrays([parts[name] for name in schema.names], schema=schema)
         )
     return batches
+
+
+def _fits_in_one(joined: Sequence[tuple[_ColumnsByName, Any]]) -> bool:
+    """Whether all rows may be one batch, if all that stands above were repeated like the most."""
+    size_bytes = 0
+    for above, places in joined:
+        if above and len(places):
+            held = np.frombuffer(places.buffers()[1], str(places.type))
+            most = int(np.bincount(held[places.offset : places.offset + len(places)]).max())
+            size_bytes += most * sum(column.nbytes for column in above.values())
+    return size_bytes <= JOINED_BYTES_MAX
 
 
 def _repeated(column: pa.Array, places: pa.Array) -> pa.Array:
