@@ -6,7 +6,8 @@ and small, text and binary, and is the same in each run on the same environment.
 
 Each contender is a program that is started and measured. All of them sync what they store, and all
 are new processes each time, as a user or a timer starts them. restic encrypts always; borg and
-Holdfast are measured without encryption.
+Holdfast are measured without encryption. Who begins changes from round to round. Holdfast runs a
+second time beside itself: how far that ratio is from one says what the others are worth.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from holdfast.bench.figures import Figures, interleave
+from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.scale import MB, StoreScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.errors import CheckFailed
@@ -37,6 +38,15 @@ from holdfast.store.filesets import Commits, extract, put_tree
 from holdfast.store.store import Store
 
 _SEED = 7
+# Starts that are measured in a round.
+_STARTS = 5
+
+# What each program keeps of a file besides its content, by its documentation; checked of ours.
+METADATA_KEPT = {
+    "holdfast": "mode, owner, mtime, xattrs, links, hard links, holes, folders with their times",
+    "restic": "the same and atime, ctime, inode; holes where --sparse is given to restore",
+    "borg": "the same and atime, ctime, flags; holes where --sparse is given to extract",
+}
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,16 @@ class Holdfast(Contender):
     def restore(self, label: str) -> Took:
         return self._holdfast("files", "get", label, str(self.restored))
 
+    def list_commits(self) -> Took:
+        """List the commits of the last round's store."""
+        return self._holdfast("files", "ls")
+
+
+class HoldfastAgain(Holdfast):
+    """The same once more, to see how much two equal ones differ."""
+
+    name = "holdfast_again"
+
 
 class Library(Contender):
     """The same as `Holdfast`, by a process that runs already: what of it is the work itself.
@@ -228,6 +248,7 @@ class Corpus:
     def __init__(self, folder: Path, corpus_bytes: int, changed_every: int) -> None:
         self.folder = folder / "corpus"
         self._kept = folder / "kept"
+        self._changes = 0
         self.files, self.size_bytes = _sample(self.folder, corpus_bytes)
         paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
         chosen = random.Random(_SEED)
@@ -241,9 +262,12 @@ class Corpus:
         content-defined chunking is for. A program that cuts at fixed offsets would store the rest
         of the file again.
         """
-        self._kept.mkdir()
+        # Kept for good: a removal between two rounds would be paid for by whoever comes next.
+        self._changes += 1
+        self._place = self._kept / str(self._changes)
+        self._place.mkdir(parents=True)
         for number, path in enumerate((*self._edited, *self._removed)):
-            shutil.copy2(path, self._kept / str(number))
+            shutil.copy2(path, self._place / str(number))
         for path in self._edited:
             data = path.read_bytes()
             middle = len(data) // 2
@@ -256,10 +280,9 @@ class Corpus:
     def change_back(self) -> None:
         """Make everything as it was."""
         for number, path in enumerate((*self._edited, *self._removed)):
-            shutil.copy2(self._kept / str(number), path)
+            shutil.copy2(self._place / str(number), path)
         for path in self._doubled:
             _double(path).unlink(missing_ok=True)
-        shutil.rmtree(self._kept)
 
 
 def _double(path: Path) -> Path:
@@ -320,8 +343,9 @@ def measure_backup(
     corpus = Corpus(folder, scale.corpus_bytes, scale.changed_every)
     figures.note("corpus_files", corpus.files)
     figures.note("corpus_mb", round(corpus.size_bytes / MB, 1))
-    contenders = [
+    contenders: list[Contender] = [
         Holdfast(folder),
+        HoldfastAgain(folder),
         Library(folder),
         *(peer(folder) for peer in PEERS if is_installed(peer)),
     ]
@@ -334,12 +358,15 @@ def measure_backup(
 
         return once
 
-    results = interleave(
+    results = rotated(
         {contender.name: run(contender) for contender in contenders},
         scale.rounds,
         warm_up=scale.rounds > 1,
     )
     _add_figures(figures, results, corpus)
+    figures.note("metadata_kept", METADATA_KEPT)
+    progress("start: a command that lists the commits of a store")
+    _measure_start(figures, contenders[0], scale.rounds)
 
 
 def _backup(contender: Contender, corpus: Corpus) -> Backup:
@@ -391,9 +418,13 @@ def _add_figures(figures: Figures, results: dict[str, list[Backup]], corpus: Cor
     figures.add("store_mb_s", [mb / one.first.wall_s for one in ours])
     figures.add("store_changed_s", [one.changed.wall_s for one in ours])
     figures.add("restore_mb_s", [mb / one.restored.wall_s for one in ours])
+    _compare_times(figures, "control", results[HoldfastAgain.name], ours)
     for name, backups in results.items():
+        if name == HoldfastAgain.name:
+            continue
         figures.add(f"{name}_store_s", [one.first.wall_s for one in backups])
         figures.add(f"{name}_store_cpu_s", [one.first.cpu_s for one in backups])
+        figures.add(f"{name}_changed_cpu_s", [one.changed.cpu_s for one in backups])
         figures.add(f"{name}_restore_s", [one.restored.wall_s for one in backups])
         figures.add(f"{name}_restore_cpu_s", [one.restored.cpu_s for one in backups])
         figures.add(f"{name}_stored_mb", [one.stored_bytes / MB for one in backups])
@@ -412,3 +443,14 @@ def _compare_times(
     figures.add(f"{name}_store", [a.first.wall_s / b.first.wall_s for a, b in pairs])
     figures.add(f"{name}_changed", [a.changed.wall_s / b.changed.wall_s for a, b in pairs])
     figures.add(f"{name}_restore", [a.restored.wall_s / b.restored.wall_s for a, b in pairs])
+    # CPU beside every wall ratio: a machine that is busy with something else bends it less.
+    figures.add(f"{name}_store_cpu", [a.first.cpu_s / b.first.cpu_s for a, b in pairs])
+    figures.add(f"{name}_changed_cpu", [a.changed.cpu_s / b.changed.cpu_s for a, b in pairs])
+    figures.add(f"{name}_restore_cpu", [a.restored.cpu_s / b.restored.cpu_s for a, b in pairs])
+
+
+def _measure_start(figures: Figures, contender: Contender, rounds: int) -> None:
+    """Measure the CPU of a command that has next to nothing to do."""
+    assert isinstance(contender, Holdfast), "BUG: ours come first"
+    runs = range(_STARTS * rounds)
+    figures.add("startup_cpu_ms", [contender.list_commits().cpu_s * 1000 for _ in runs])
