@@ -116,7 +116,24 @@ class _Chunk(NamedTuple):
 class _StoredChunk(NamedTuple):
     key: ChunkKey
     children: tuple[ChunkHash, ...]
+    plain_bytes: int
     stored_bytes: int | None
+
+
+class NewChunks(NamedTuple):
+    """What was stored, and was not there before.
+
+    `plain_bytes` are those of content, which refers to nothing; `stored_bytes` are those of all
+    objects, an index included.
+    """
+
+    chunks: int = 0
+    plain_bytes: int = 0
+    stored_bytes: int = 0
+
+    def plus(self, other: NewChunks) -> NewChunks:
+        """Add up two counts."""
+        return NewChunks(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @dataclass
@@ -155,6 +172,7 @@ class ChunkWriter:
         self._unmarked: set[ChunkHash] = set()
         self._recent: OrderedDict[ChunkHash, None] = OrderedDict()
         self._stored: list[_StoredChunk] = []
+        self._new = NewChunks()
         self._failure: BaseException | None = None
         self._marking = threading.Lock()
         bind_to_process(self)
@@ -204,6 +222,12 @@ class ChunkWriter:
         with self._changed:
             self._check()
             self._submit()
+
+    def take_new(self) -> NewChunks:
+        """Return what was stored since this was last asked, and was not there before."""
+        with self._changed:
+            new, self._new = self._new, NewChunks()
+        return new
 
     def barrier(self) -> None:
         """Return once everything put so far is durable and marked."""
@@ -333,7 +357,8 @@ class ChunkWriter:
             # Nothing to do for one that is stored and refers to nothing: reserving it was enough
             # to hold it.
             if needs_upload or chunk.children:
-                stored.append(_StoredChunk(key, chunk.children, stored_bytes))
+                size_bytes = chunk.data.nbytes
+                stored.append(_StoredChunk(key, chunk.children, size_bytes, stored_bytes))
         # An object that is put now, when the lease is gone, only has to be collected again.
         self._job.check()
         if items:
@@ -355,6 +380,11 @@ class ChunkWriter:
                 )
                 with self._changed:
                     self._are_marked([chunk.key.hash for chunk in ready])
+                    for one in ready:
+                        if one.stored_bytes is not None:
+                            content_bytes = 0 if one.children else one.plain_bytes
+                            counted = NewChunks(1, content_bytes, one.stored_bytes)
+                            self._new = self._new.plus(counted)
 
     def _take_ready(self) -> list[_StoredChunk]:
         """Take the chunks that can be marked: without an unmarked child, or after it in the list.

@@ -28,6 +28,7 @@ from holdfast.store.objects.objects import ChunkHash, ChunkKey, DataRef, Objects
 if TYPE_CHECKING:
     from holdfast.store.gc.leases import Job
     from holdfast.store.gc.rebuild import Resolve, Walk, WalkedChunk
+    from holdfast.store.gc.references import References
     from holdfast.store.store import Store
 
 RECORD_VERSION = 1
@@ -275,6 +276,19 @@ def _parse(data: bytes, number: CommitId) -> Commit:
         batch_records={batch.sink: batch.record for batch in record.batch_records},
         layers=tuple(map(Layer.from_message, record.layers)),
         seen=tuple(map(ref_of, record.seen)),
+    )
+
+
+# Commits of folders keep where the folder is as the record of this sink.
+PUT_SINK = "holdfast files put"
+
+
+def last_of_folder(references: References, record: bytes) -> Commit | None:
+    """Return the last commit that a folder was put as, with what is known of its files."""
+    rows = sorted(references.commits(), key=lambda row: (row.created_s, row.id), reverse=True)
+    commits = map(_of_row, rows)
+    return next(
+        (one for one in commits if one.seen and one.batch_records.get(PUT_SINK) == record), None
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from holdfast.errors import BadInput, StoreError
 from holdfast.seam.folders import GONE, Folder, FolderEntry, OpenedFile
 from holdfast.seam.owners import group_name, user_name
+from holdfast.store.chunks.writer import NewChunks
 from holdfast.store.filesets.info import Metadata, Xattrs
 from holdfast.store.filesets.paths import is_target, leads_out, path_trouble
 from holdfast.store.filesets.selection import CACHE_SIGNATURE, CACHE_TAG, Selection
@@ -180,6 +181,8 @@ class FolderReader:
         # Files with several names that came before.
         self._met: set[tuple[int, int]] = set()
         self.report = FolderReport()
+        # What others stored of it, as far as it was new.
+        self.new = NewChunks()
 
     def files(self) -> Iterator[FoundFile]:
         """Yield everything below that is to be stored, in order, with small files read."""
@@ -223,7 +226,7 @@ class FolderReader:
         """Yield what stands in the folder, nothing read yet."""
         group: list[FoundFile] = []
         reads = group_bytes = 0
-        for found in self._found():
+        for found in self.found():
             group.append(found)
             if self._is_read_ahead(found):
                 reads += 1
@@ -234,8 +237,8 @@ class FolderReader:
         if group:
             yield group
 
-    def _found(self) -> Iterator[FoundFile]:
-        """Yield what is to be stored, and say what of it need not be read."""
+    def found(self) -> Iterator[FoundFile]:
+        """Yield what is to be stored, nothing read, and say what of it need not be."""
         for entry in self._walk():
             is_again = entry.links > 1 and entry.kind == "file" and self._is_again(entry)
             # A file that looks as it did is not opened. A link is read all the same where links

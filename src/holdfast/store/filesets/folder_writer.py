@@ -33,7 +33,7 @@ from xxhash import xxh3_64_intdigest
 from holdfast.errors import Damaged, ObjectMissing
 from holdfast.seam.folders import FolderEntry
 from holdfast.store.chunks.reader import ChunkReader
-from holdfast.store.chunks.writer import ChunkWriter
+from holdfast.store.chunks.writer import ChunkWriter, NewChunks
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
@@ -222,6 +222,13 @@ class StoredTree(NamedTuple):
     report: FolderReport
     # Files that look as in the parent, and were read because the store has lost their content.
     lost_files: int
+    # What the store did not have before, its index included.
+    new: NewChunks
+
+    @property
+    def size_bytes(self) -> int:
+        """What all files have together."""
+        return self.layer.index.size_bytes if self.layer.index is not None else 0
 
 
 @dataclass
@@ -269,6 +276,37 @@ def put_tree(
         return _Tree(store, writer, reader, before).store(progress)
 
 
+class TreePlan(NamedTuple):
+    """What `put_tree` would meet and read now."""
+
+    files: int
+    size_bytes: int
+    read_files: int
+    read_bytes: int
+    report: FolderReport
+
+
+def plan_tree(
+    folder: PurePath | str,
+    *,
+    parent: FileSet | None = None,
+    parent_seen: Sequence[DataRef] = (),
+    selection: Selection | None = None,
+) -> TreePlan:
+    """Look at a folder as `put_tree` does, and read no file; nothing is stored."""
+    before = PreviousTree(parent, parent_seen)
+    reader = FolderReader(folder, small_bytes=0, skip=before.looks_same, selection=selection)
+    files = size_bytes = read_files = read_bytes = 0
+    for found in reader.found():
+        if found.entry.kind == "file":
+            files += 1
+            size_bytes += found.entry.size_bytes
+            if not found.is_skipped and not found.is_again:
+                read_files += 1
+                read_bytes += found.entry.size_bytes
+    return TreePlan(files, size_bytes, read_files, read_bytes, reader.report)
+
+
 class _Tree:
     """One run of `put_tree`: each path is taken over, named again, or read."""
 
@@ -309,6 +347,7 @@ class _Tree:
             counts.read_bytes,
             self._reader.report,
             counts.lost_files,
+            self._reader.new.plus(self._writer.take_new()),
         )
 
     def _add_other(self, found: FoundFile) -> None:

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.seam.folders import Folder, FolderEntry
 from holdfast.seam.workers import Alive, Finish, WorkerPool
 from holdfast.store.chunks.settings import StoreSettings
-from holdfast.store.chunks.writer import ChunkWriter, PackBorders, PackedFile, SmallFiles
+from holdfast.store.chunks.writer import (
+    ChunkWriter,
+    NewChunks,
+    PackBorders,
+    PackedFile,
+    SmallFiles,
+)
 from holdfast.store.filesets.folder_reader import FolderReader, FoundFile, ReadFile
 from holdfast.store.objects.objects import ChunkHash, DataRef
 from holdfast.store.store import Store
@@ -86,7 +92,7 @@ class RangeReader(FolderReader):
         to_read: list[FolderEntry] = []
         read_bytes = 0
         borders = PackBorders(self._chunking)
-        for found in self._found():
+        for found in self.found():
             entry = found.entry
             group.append(found)
             if entry.kind == "file" and not found.is_skipped and not found.is_again:
@@ -107,7 +113,9 @@ class RangeReader(FolderReader):
         if ticket is None:
             yield from self._read_group(group)
             return
-        answers = iter(self._pool.result(ticket))
+        new, stored_files = self._pool.result(ticket)
+        self.new = self.new.plus(NewChunks(*new))
+        answers = iter(stored_files)
         for found in group:
             entry = found.entry
             if found.is_skipped or found.is_again:
@@ -185,10 +193,10 @@ class RangeStorer:
         small.flush()
         writer.submit()
 
-        def finish() -> list[tuple[Any, ...]]:
+        def finish() -> tuple[tuple[int, ...], list[tuple[Any, ...]]]:
             # Answered when it is durable, and can be referred to.
             writer.barrier()
-            return [one.answer() for one in stored]
+            return tuple(writer.take_new()), [one.answer() for one in stored]
 
         return finish
 

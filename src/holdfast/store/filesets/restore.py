@@ -18,13 +18,20 @@ import errno
 import stat
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.errors import BadInput, Damaged, HoldfastError, ObjectMissing, StoreError
+from holdfast.errors import (
+    BadInput,
+    Damaged,
+    HoldfastError,
+    ObjectMissing,
+    StoreError,
+    UnknownPath,
+)
 from holdfast.seam.folders import Dress, Folder, Undone, new_folder, partial_prefix
 from holdfast.seam.owners import group_number, is_root, user_number
 from holdfast.seam.workers import Alive, Finish, WorkerPool
@@ -39,8 +46,10 @@ from holdfast.store.filesets.paths import (
     after_folder,
     check_folder,
     check_path,
+    compile_glob,
     is_target,
     leads_out,
+    literal_prefix,
 )
 from holdfast.store.filesets.selection import OutsideLinks
 from holdfast.store.objects.objects import ChunkHash, ChunkKey
@@ -119,11 +128,14 @@ def extract(
     target: PurePath | str,
     *,
     folder: str = "",
+    only: Sequence[str] = (),
     how: Restoring = Restoring(),  # noqa: B008 - immutable
     threads: int | WorkerPool = WRITE_THREADS,
     progress: RestoreProgress = lambda files, size_bytes: None,
 ) -> Restored:
     """Restore a file set, or what is below one of its folders, into a folder on disk.
+
+    With `only`, no more than these files and folders of it, or what matches these patterns.
 
     A file that is there already is an error, or is replaced with `overwrite`; others stay. No file
     has its name before all of it is there. Links that lead out of the folder are made by default,
@@ -132,11 +144,61 @@ def extract(
     files and bytes are restored.
     """
     below = check_folder(folder)
+    listing = _Listing(files, below, only)  # what is not there is said before anything is made
     try:
         with new_folder(target) as root:
-            return _Extraction(files, root, below, how).run(threads, progress)
+            return _Extraction(files, root, below, how).run(listing, threads, progress)
     except OSError as error:
         raise _failed(str(target), error) from error
+
+
+def planned(files: FileSet, *, folder: str = "", only: Sequence[str] = ()) -> Restored:
+    """Return what `extract` would restore; nothing is written."""
+    done = Restored()
+    for file in _Listing(files, check_folder(folder), only).chosen():
+        if not file.is_folder:
+            done.files += 1
+            done.size_bytes += file.size_bytes
+    return done
+
+
+class _Listing:
+    """The files of a file set that are to be restored."""
+
+    def __init__(self, files: FileSet, below: str, only: Sequence[str]) -> None:
+        self._files = files
+        self._below = below
+        self._chosen = [self._chooser(named) for named in only]
+
+    def chosen(self, lost: Callable[[LostRange], None] | None = None) -> Iterator[FileInfo]:
+        """Yield them, in order; with `lost`, as far as the index is there."""
+        for file in self._everything(lost):
+            if not self._chosen or any(is_chosen(file.path) for is_chosen in self._chosen):
+                yield file
+
+    def _everything(self, lost: Callable[[LostRange], None] | None) -> Iterator[FileInfo]:
+        lo, hi = self._below, after_folder(self._below)
+        if lost is None:
+            yield from self._files.files(lo, hi)
+            return
+        for path, index in readable_files(self._files.nodes, self._files.sources, lost):
+            if lo <= path and (hi is None or path < hi):
+                yield FileInfo(path, index)
+
+    def _chooser(self, named: str) -> Callable[[str], bool]:
+        """Return what chooses a file, a folder or all that matches; they must be there."""
+        if literal_prefix(named) != named:
+            matches = compile_glob(named).fullmatch
+            if not any(matches(file.path) for file in self._everything(None)):
+                raise UnknownPath(
+                    f"nothing in the file set matches {named!r}",
+                    hint="List it to see what there is.",
+                )
+            return lambda path: matches(path) is not None
+        found = self._files.stat(named)
+        if found.is_folder:
+            return lambda path: path.startswith(found.path)
+        return lambda path: path == found.path
 
 
 class _Extraction:
@@ -165,11 +227,14 @@ class _Extraction:
         self._written_since_ns: int | None = None
         self._alive: Alive = lambda: None
 
-    def run(self, threads: int | WorkerPool, progress: RestoreProgress) -> Restored:
+    def run(
+        self, listing: _Listing, threads: int | WorkerPool, progress: RestoreProgress
+    ) -> Restored:
         """Restore everything: files, then other names of them, then links, then folders."""
         links: list[FileInfo] = []
         folders: list[FileInfo] = []
-        groups = self._groups(links, folders)
+        listed = listing.chosen(self._lost if self._how.keep_going else None)
+        groups = self._groups(listed, links, folders)
         if isinstance(threads, int):
             self._run_threads(groups, threads, progress)
         else:
@@ -265,27 +330,19 @@ class _Extraction:
         done.not_restored.update(not_restored)
         progress(done.files, done.size_bytes)
 
-    def _listed(self) -> Iterator[FileInfo]:
-        """Yield what is to be restored; where that is asked for, as far as the index is there."""
-        lo, hi = self._below, after_folder(self._below)
-        if not self._how.keep_going:
-            yield from self._files.files(lo, hi)
-            return
-        for path, index in readable_files(self._files.nodes, self._files.sources, self._lost):
-            if lo <= path and (hi is None or path < hi):
-                yield FileInfo(path, index)
-
     def _lost(self, lost: LostRange) -> None:
         last = "the end" if lost.last_path is None else lost.last_path
         with self._lock:
             self._done.fail(f"{lost.first_path} … {last}", f"the index is lost: {lost.why}")
 
-    def _groups(self, links: list[FileInfo], folders: list[FileInfo]) -> Iterator[list[FileInfo]]:
+    def _groups(
+        self, listed: Iterator[FileInfo], links: list[FileInfo], folders: list[FileInfo]
+    ) -> Iterator[list[FileInfo]]:
         """Yield runs of files; what is not a file is set aside."""
         group: list[FileInfo] = []
         group_bytes = 0
         last_chunk = b""
-        for file in self._listed():
+        for file in listed:
             if file.is_folder:
                 folders.append(file)
                 continue

@@ -93,6 +93,7 @@ EXAMPLES = {
     "files get": "files get reports/monday ./restored --store ./store",
     "files cp": "files cp reports/monday daily.csv copy.csv --as reports/copy --store ./store",
     "files rm": "files rm reports/monday --store ./store",
+    "files forget": "files forget reports/ --keep-daily 7 --keep-weekly 4 --store ./store",
     "files diff": "files diff reports/monday reports/tuesday --store ./store",
     "files log": "files log reports/tuesday --store ./store",
     "files commit": "files commit reports/week --from reports/monday --store ./store",

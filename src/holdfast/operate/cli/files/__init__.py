@@ -18,6 +18,7 @@ COMMANDS = {
     "get": "transfer:get_command",
     "cp": "edit:copy_command",
     "rm": "edit:remove_command",
+    "forget": "edit:forget_command",
     "diff": "show:diff_command",
     "log": "show:log_command",
     "commit": "edit:commit_command",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -53,6 +56,12 @@ def shown_path(path: str) -> str:
         f"\\x{ord(c) - 0xDC00:02x}" if 0xDC80 <= ord(c) <= 0xDCFF else printable(c)  # noqa: PLR2004
         for c in disk_name(path)
     )
+
+
+def put_record(folder: Path) -> bytes:
+    """Return what a commit keeps of where it came from: the machine, and the folder."""
+    told = {"host": socket.gethostname(), "folder": stored_name(str(folder.resolve()))}
+    return json.dumps(told, sort_keys=True).encode()
 
 
 @contextlib.contextmanager

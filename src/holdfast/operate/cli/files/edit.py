@@ -163,6 +163,49 @@ def _delete(store: Store, commit: str, yes: bool, as_json: bool) -> None:
         click.echo(f"deleted {commit}; its space comes back with the next collection")
 
 
+@click.command("forget")
+@click.argument("prefix", default="")
+@click.option("--keep-last", type=click.IntRange(min=0), default=0, help="So many, the newest.")
+@click.option("--keep-daily", type=click.IntRange(min=0), default=0, help="One of so many days.")
+@click.option("--keep-weekly", type=click.IntRange(min=0), default=0, help="One of so many weeks.")
+@click.option("--keep-monthly", type=click.IntRange(min=0), default=0, help="Of so many months.")
+@click.option("--keep-yearly", type=click.IntRange(min=0), default=0, help="Of so many years.")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Delete without asking.")
+@store_options
+@json_option
+def forget_command(
+    prefix: str, dry_run: bool, yes: bool, chosen: Target, as_json: bool, **keep: int
+) -> None:
+    """Delete old commits whose names begin with PREFIX, and keep some: by the day, by the week.
+
+    Of commits of one folder, the newest of each day, week, month or year is kept, as many as are
+    asked for, in UTC; only days on which there is one count. Commits that no folder was put as
+    belong together if they have the same name up to the last slash.
+    """
+    from holdfast.store.filesets import Commits
+    from holdfast.store.filesets.retention import Retention, kept_of, series_of
+
+    policy = Retention(*(keep[f"keep_{name}"] for name in Retention._fields))
+    if not any(policy):
+        raise BadInput("nothing would be kept", hint="Say what is, such as --keep-daily 7.")
+    with chosen.open_store() as store:
+        commits = Commits(store)
+        found = commits.list(prefix)
+        kept = {name for series in series_of(found).values() for name in kept_of(series, policy)}
+        gone = [one.name for one in found if one.name not in kept]
+        if gone and not dry_run and not yes:
+            click.confirm(f"Delete {len(gone):,} commits, and keep {len(kept):,}?", abort=True)
+        for name in gone if not dry_run else ():
+            commits.delete(name)
+    if as_json:
+        print_json({"dry_run": dry_run, "deleted": gone, "kept": sorted(kept)})
+        return
+    for name in gone:
+        click.echo(f"{'would delete' if dry_run else 'deleted'} {name}")
+    click.echo(f"kept {counted(len(kept), 'commit')} of {len(found):,}")
+
+
 def _changed(
     store: Store,
     commit: str,

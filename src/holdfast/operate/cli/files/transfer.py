@@ -11,22 +11,32 @@ import functools
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from holdfast.errors import BadInput
-from holdfast.operate.cli.base.output import counted, json_option, print_json, printable, size
+from holdfast.operate.cli.base.output import (
+    Command,
+    counted,
+    json_option,
+    print_json,
+    printable,
+    size,
+)
 from holdfast.operate.cli.base.target import Target, store_options
 from holdfast.operate.cli.base.work import CountedReader, CountedWriter, progress, status
 from holdfast.operate.cli.files.commits import (
     INCOMPLETE_EXIT_CODE,
+    STORED_PATH,
     forked_workers,
     opened_commit,
     opened_job,
     opened_parent,
     outside_links_option,
+    put_record,
     shown_path,
     tag_option,
 )
@@ -48,6 +58,11 @@ _NOT_RESTORED = {
     "hard_link": "the hard link (a copy was made)",
     "outside_link": "the link out of the folder itself",
 }
+
+
+_dry_run_option: Callable[[Command], Command] = click.option(
+    "--dry-run", is_flag=True, help="Say what would be done, and do nothing."
+)
 
 
 def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -87,27 +102,43 @@ def _restoring_options(command: Callable[..., int]) -> Callable[..., int]:
 @click.command("get")
 @click.argument("commit")
 @click.argument("target", metavar="FOLDER", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("paths", nargs=-1, type=STORED_PATH)
 @click.option("--from", "folder", default="", metavar="PATH", help="Only what is below it.")
+@_dry_run_option
 @_restoring_options
 @store_options
 @json_option
 def get_command(
-    commit: str, target: Path, folder: str, how: Restoring, chosen: Target, as_json: bool
+    commit: str,
+    target: Path,
+    paths: Sequence[str],
+    folder: str,
+    dry_run: bool,
+    how: Restoring,
+    chosen: Target,
+    as_json: bool,
 ) -> int:
     """Restore a commit into a folder, checking every byte; nothing is written outside of it.
 
-    A file has its name once all of it is there. With --keep-going, files that cannot be restored
-    are named, the rest is restored, and the exit code is 3.
+    With PATHS, only these files and folders of it; * ? [] and ** stand for others. A file has its
+    name once all of it is there. With --keep-going, files that cannot be restored are named, the
+    rest is restored, and the exit code is 3.
     """
-    from holdfast.store.filesets.restore import WRITE_THREADS, RangeRestorer, extract
+    from holdfast.store.filesets.restore import WRITE_THREADS, RangeRestorer, extract, planned
 
+    if dry_run:
+        with chosen.open_store() as store, opened_commit(store, commit) as files:
+            would = planned(files, folder=folder, only=paths)
+        _tell_moved(would.files, would.size_bytes, as_json, {"dry_run": True})
+        return 0
     with (
         forked_workers(chosen, RangeRestorer) as workers,
         chosen.open_store() as store,
         opened_commit(store, commit) as files,
         status(f"restoring {commit}"),
     ):
-        restored = extract(files, target, folder=folder, how=how, threads=workers or WRITE_THREADS)
+        by = workers or WRITE_THREADS
+        restored = extract(files, target, folder=folder, only=paths, how=how, threads=by)
     more = {
         "failed": restored.failed,
         "failures": [failure._asdict() for failure in restored.failures],
@@ -278,6 +309,8 @@ class _Put:
     name: str
     source: Path
     parent: str | None
+    no_parent: bool
+    dry_run: bool
     into: str
     selection: Selection
     message: str
@@ -286,9 +319,14 @@ class _Put:
 
 
 @click.command("put")
-@click.argument("name")
-@click.argument("source", type=click.Path(exists=True, path_type=Path))
-@click.option("--parent", metavar="COMMIT", help="Files that look as they do there are not read.")
+@click.argument("words", nargs=-1, metavar="[NAME] SOURCE")
+@click.option(
+    "--parent",
+    metavar="COMMIT",
+    help="Files that look as they do there are not read; by default the folder's last commit.",
+)
+@click.option("--no-parent", is_flag=True, help="Read every file.")
+@_dry_run_option
 @click.option("--into", default="", metavar="FOLDER", help="Beside what the parent holds.")
 @tag_option("Store a file's content under this tag; what the parent has under others stays.")
 @click.option("--append", is_flag=True, help="Behind what the parent has there.")
@@ -296,8 +334,8 @@ class _Put:
 @message_option
 @store_options
 @json_option
-def put_command(chosen: Target, as_json: bool, **options: Any) -> int:
-    """Store a file or a folder as a commit.
+def put_command(chosen: Target, as_json: bool, words: Sequence[str], **options: Any) -> int:
+    """Store a file or a folder as a commit, called NAME, or after the folder and the time.
 
     A folder becomes all that the commit holds. With --into, or if SOURCE is a file, it comes beside
     what the parent holds, instead of what is there. Sockets, pipes and devices are left out, and so
@@ -305,18 +343,83 @@ def put_command(chosen: Target, as_json: bool, **options: Any) -> int:
 
     A file may consist of tags, whose content follows in their order: --tag replaces one of them.
     """
-    asked = _Put(**options)
+    name, source = _named(words)
+    asked = _Put(name, source, **options)
     is_folder = asked.source.is_dir()
     if is_folder and (asked.append or asked.tag is not None):
         raise BadInput(f"{asked.source} is a folder", hint="--tag and --append are for one file.")
+    if asked.dry_run:
+        return _plan_put(chosen, asked, as_json)
     if is_folder and not asked.into:
         made, report, fields = _put_folder(chosen, asked)
     else:
         with chosen.open_store() as store:
             made, report, fields = _put_beside(store, asked)
     tell(made, as_json, {**fields, **_report_fields(report)})
+    if fields and not as_json:
+        _tell_sizes(fields)
     _tell_report(report)
     return INCOMPLETE_EXIT_CODE if report.missed else 0
+
+
+def _named(words: Sequence[str]) -> tuple[str, Path]:
+    """Return the name of a commit and what is stored; without a name, one that sorts by time."""
+    if not 1 <= len(words) <= 2:  # noqa: PLR2004 - a name and a source
+        raise click.UsageError("Name what is to be stored, and before it the commit, if you like.")
+    known = click.Path(exists=True, path_type=Path)
+    source = Path(str(known.convert(words[-1], None, click.get_current_context())))
+    if len(words) > 1:
+        return words[0], source
+    now = datetime.now(UTC)
+    return f"{stored_name(source.resolve().name)}/{now:%Y-%m-%dT%H%M%S.%fZ}", source
+
+
+def _tell_sizes(fields: Mapping[str, Any]) -> None:
+    """Say how much there is, how much was read, and what of it the store did not have."""
+    total, new = fields["size_bytes"], fields["new_bytes"]
+    click.echo(
+        f"{counted(fields['files'], 'file')}, {size(total)}: "
+        f"read {fields['read_files']:,}, {size(fields['read_bytes'])}; "
+        f"new {size(new)} ({size(fields['stored_bytes'])} stored), "
+        f"shared {size(max(0, total - new))}"
+    )
+
+
+def _plan_put(chosen: Target, asked: _Put, as_json: bool) -> int:
+    """Say what a put would read; nothing is stored."""
+    if not asked.source.is_dir() or asked.into:
+        raise BadInput("only a put of a whole folder can be planned", hint="Leave --into out.")
+    from holdfast.store.filesets import Commits
+    from holdfast.store.filesets.folder_writer import plan_tree
+
+    with chosen.open_store() as store:
+        parent = _parent(store, asked)
+        with opened_parent(store, parent) as files:
+            seen = Commits(store).get(parent).seen if parent is not None else ()
+            plan = plan_tree(
+                asked.source, parent=files, parent_seen=seen, selection=asked.selection
+            )
+    counts = {name: value for name, value in plan._asdict().items() if name != "report"}
+    if as_json:
+        fields = {"name": asked.name, "parent": parent, "dry_run": True}
+        print_json({**fields, **counts, **_report_fields(plan.report)})
+    else:
+        click.echo(
+            f"would store {counted(plan.files, 'file')}, {size(plan.size_bytes)}, and read "
+            f"{plan.read_files:,} of them, {size(plan.read_bytes)}"
+        )
+    _tell_report(plan.report)
+    return 0
+
+
+def _parent(store: Store, asked: _Put) -> str | None:
+    """Return the parent: the one that was named, or the last commit of the same folder."""
+    if asked.parent is not None or asked.no_parent:
+        return asked.parent
+    from holdfast.store.filesets.commits import last_of_folder
+
+    found = last_of_folder(store.references, put_record(asked.source))
+    return found.name if found is not None else None
 
 
 def _report_fields(report: FolderReport) -> dict[str, object]:
@@ -345,17 +448,17 @@ def _tell_report(report: FolderReport) -> None:
 def _put_folder(chosen: Target, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
     """Store a folder as all that the commit holds; files that look unchanged are not read."""
     from holdfast.store.filesets import Commits, put_tree
+    from holdfast.store.filesets.commits import PUT_SINK
     from holdfast.store.filesets.folder_reader import READ_THREADS
     from holdfast.store.filesets.ranges import RangeStorer
 
-    parent = asked.parent
     # The parent is open until the commit is made: unchanged files are taken over from it by
     # reference, and must not be collected meanwhile.
     with (
         forked_workers(chosen, RangeStorer) as workers,
         chosen.open_store() as store,
         opened_job(store, asked.name) as job,
-        opened_parent(store, parent) as files,
+        opened_parent(store, parent := _parent(store, asked)) as files,
     ):
         commits = Commits(store)
         seen = commits.get(parent).seen if parent is not None else ()
@@ -372,10 +475,21 @@ def _put_folder(chosen: Target, asked: _Put) -> tuple[Commit, FolderReport, dict
         if tree.lost_files:
             click.echo(f"read {counted(tree.lost_files, 'file')} that the store had lost", err=True)
         made = commits.create(
-            job, asked.name, [tree.layer], parent=parent, message=asked.message, seen=tree.seen
+            job,
+            asked.name,
+            [tree.layer],
+            parent=parent,
+            message=asked.message,
+            batch_records={PUT_SINK: put_record(asked.source)},
+            seen=tree.seen,
         )
-    counts = ("files", "read_files", "read_bytes", "lost_files")
-    return made, tree.report, {count: getattr(tree, count) for count in counts}
+    counts = ("files", "size_bytes", "read_files", "read_bytes", "lost_files")
+    new = {
+        "new_chunks": tree.new.chunks,
+        "new_bytes": tree.new.plain_bytes,
+        "stored_bytes": tree.new.stored_bytes,
+    }
+    return made, tree.report, {count: getattr(tree, count) for count in counts} | new
 
 
 def _put_beside(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
