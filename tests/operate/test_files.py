@@ -226,7 +226,7 @@ def test_what_is_left_out_is_told_and_ends_with_a_code(
         "holdfast.seam.folders.Folder.open_file",
         lambda *_: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     )
-    missed = invoke("files", "put", "three", str(folder))
+    missed = invoke("files", "put", "three", str(folder), "--no-parent")
     assert missed.return_value == 3
     assert "unreadable: a.txt: Permission denied" in missed.stderr
     assert invoke("files", "ls", "three").exception is None
