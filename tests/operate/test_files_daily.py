@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from holdfast.errors import BadInput, UnknownPath
 from holdfast.operate.cli import cli
-from holdfast.store.filesets.commits import Commit, CommitId
+from holdfast.store.filesets.commits import Commit
 from holdfast.store.filesets.retention import Retention, kept_of
+from holdfast.store.gc.commit_rows import CommitId
 
 LONG_AGO_NS = 1_600_000_000_000_000_000
 
