@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInput, UnknownPath
 from holdfast.operate.cli import cli
 from holdfast.store.filesets.commits import Commit
-from holdfast.store.filesets.retention import Retention, kept_of
+from holdfast.store.filesets.retention import KeepPolicy, kept_of
 from holdfast.store.gc.commit_rows import CommitId
 
 LONG_AGO_NS = 1_600_000_000_000_000_000
@@ -109,12 +109,12 @@ def test_what_is_kept_stays_kept_until_its_time_is_over(
     """Forgetting twice forgets no more, the newest stays, and no day has two that only it keeps."""
     begin = datetime(2025, 1, 1, tzinfo=UTC)
     series = [commit_at(n, begin + timedelta(hours=hour)) for n, hour in enumerate(hours, 1)]
-    policy = Retention(last, daily, 0, monthly, yearly)
+    policy = KeepPolicy(last, daily, 0, monthly, yearly)
     kept = kept_of(series, policy)
     again = [one for one in series if one.name in kept]
     assert kept_of(again, policy) == kept
     if series and any(policy):
         assert max(series, key=lambda one: one.created_ns).name in kept
     assert len(kept) <= last + daily + monthly + yearly
-    if policy == Retention(daily=daily):
+    if policy == KeepPolicy(daily=daily):
         assert len(kept) == min(daily, len({hour // 24 for hour in hours}))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from holdfast.store.filesets.commits import PUT_SINK, Commit
 
 
-class Retention(NamedTuple):
+class KeepPolicy(NamedTuple):
     """How many are kept of each kind; one commit may count for several kinds."""
 
     last: int = 0
@@ -36,7 +36,7 @@ def series_of(commits: Iterable[Commit]) -> dict[bytes, list[Commit]]:
     return found
 
 
-def kept_of(series: Sequence[Commit], policy: Retention) -> list[str]:
+def kept_of(series: Sequence[Commit], policy: KeepPolicy) -> list[str]:
     """Return the names of those that are kept, the newest first.
 
     Of each period the newest is kept, so that what is kept today is not what goes tomorrow: a day

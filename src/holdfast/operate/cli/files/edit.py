@@ -184,9 +184,9 @@ def forget_command(
     belong together if they have the same name up to the last slash.
     """
     from holdfast.store.filesets import Commits
-    from holdfast.store.filesets.retention import Retention, kept_of, series_of
+    from holdfast.store.filesets.retention import KeepPolicy, kept_of, series_of
 
-    policy = Retention(*(keep[f"keep_{name}"] for name in Retention._fields))
+    policy = KeepPolicy(*(keep[f"keep_{name}"] for name in KeepPolicy._fields))
     if not any(policy):
         raise BadInput("nothing would be kept", hint="Say what is, such as --keep-daily 7.")
     with chosen.open_store() as store:
