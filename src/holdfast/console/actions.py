@@ -72,17 +72,22 @@ class Actions:
         if letter and LetterId.parse(letter).store == REJECTED_DIR:
             told = (await self._dead_letters("replay", request, letter))["rejected"]
             return _redriven({"submitted": told["submitted"], "invalid": told["still_invalid"]}, "")
-        selection = await self._selected(request)
+        meant = await self._selected(request)
+        # A pile lies with every worker.
+        everyone = range(self._view.graph.settings.workers)
         total: Counter[str] = Counter()
-        while True:
-            told = await self._view.ask(
-                REPLAY_VERB, **replay_request(selection), worker=request.whole("worker")
-            )
-            total.update({name: told[name] for name in RESULTS})
-            # The gateway works in turns; where it ends was fixed with the first answer.
-            if told["next_seq"] is None:
-                return _redriven(total, told["stopped_by"] or "")
-            selection = replace(selection, from_seq=told["next_seq"], end_seq=told["end_seq"])
+        for worker in [request.whole("worker")] if letter else everyone:
+            selection: LetterSelection | None = meant
+            while selection is not None:
+                fields = replay_request(selection)
+                told = await self._view.ask(REPLAY_VERB, **fields, worker=worker)
+                total.update({name: told[name] for name in RESULTS})
+                if told["stopped_by"]:
+                    return _redriven(total, told["stopped_by"])
+                # The gateway works in turns; where it ends was fixed with the first answer.
+                turn = {"from_seq": told["next_seq"], "end_seq": told["end_seq"]}
+                selection = None if told["next_seq"] is None else replace(selection, **turn)
+        return _redriven(total, "")
 
     async def _selected(self, request: ConsoleRequest) -> LetterSelection:
         """Return which undelivered letters are meant. An empty field never means all of them."""
