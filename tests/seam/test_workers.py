@@ -102,7 +102,7 @@ def test_a_task_that_kills_two_ends_all(monkeypatch: pytest.MonkeyPatch) -> None
 def test_one_that_is_stopped_is_waited_for_no_longer_than_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with forked(monkeypatch, silent_s=0.3 * SCALE) as pool:
+    with forked(monkeypatch, silent_s=2.0 * SCALE) as pool:
         pool.begin(None)
         tickets = [pool.submit(("stop", 0)), pool.submit(("do", 1))]
         assert [pool.result(ticket)[1] for ticket in tickets] == [0, 1]
