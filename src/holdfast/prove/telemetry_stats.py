@@ -151,6 +151,8 @@ _LATE_ROWS = {
         {"at_us": _AT, "call": "call", "kind": "CASE WHEN client IS NULL THEN 2 ELSE 3 END"},
     ),
 }
+# Fewer segments than in other proofs: all are kept, and each batch makes tables of its own.
+_SEGMENT = {"target_size": "1MB", "max_open_duration": "1s"}
 # More than a proof of a day makes.
 _RETENTION = {"size_cap": "64GB", "keep_delivered": "8GB", "max_segments": 1_000_000}
 
@@ -169,7 +171,8 @@ def graph_file(ports: Sequence[int], folder: Path) -> str:
         vertices["late_rows"] = {"map": {"select": columns}}
         vertices["late"] = {"sink": {"files": f"{LATE}/{name}"}}
         edges += [f"{reduce}.late -> late_rows", "late_rows -> late"]
-    return gateway_file(receiver, {"retention": _RETENTION}, pipelines, folder)
+    quiver = {"segment": _SEGMENT, "retention": _RETENTION}
+    return gateway_file(receiver, quiver, pipelines, folder)
 
 
 def _check(journals: Path, directory: Path) -> StatisticsVerdict:
