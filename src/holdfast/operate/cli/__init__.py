@@ -33,7 +33,10 @@ COMMANDS = {
     "top": ("cmd_status:top_command", "Watch a gateway live: rates, what waits, how long."),
     "report": ("cmd_report", "Say what became of everything: nothing was lost, or exactly what."),
     "send": ("cmd_send", "Post the events of files to a gateway: NDJSON, OTLP JSON, Parquet."),
-    "validate": ("cmd_config:validate_command", "Check a graph file; all errors in one pass."),
+    "validate": (
+        "cmd_config:validate_command",
+        "Check a graph file: every key and type, then how it is connected.",
+    ),
     "print-config": (
         "cmd_config:print_config_command",
         "Print a graph file with every default filled in.",

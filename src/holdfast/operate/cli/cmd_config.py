@@ -56,7 +56,10 @@ def schema_command(as_json: bool) -> None:
 @config_argument
 @json_option
 def validate_command(config: str, as_json: bool) -> int:
-    """Check CONFIG and report everything that is wrong with it in one pass, with line and column.
+    """Check CONFIG and report what is wrong with it, with line and column.
+
+    First everything about keys, values and types; when that is right, everything about how nodes
+    are connected.
 
     Environment variables and files that it refers to are looked up. A package that it needs and
     that is not installed here is a warning; `holdfast up --check` looks at the whole machine. Ends
@@ -78,8 +81,9 @@ def validate_command(config: str, as_json: bool) -> int:
 def print_config_command(config: str, as_json: bool) -> None:
     """Print CONFIG with every default filled in and every secret hidden.
 
-    What is printed means the same as CONFIG. A secret that CONFIG takes from a variable or a file
-    is printed as that reference.
+    A secret that CONFIG takes from a variable or a file is printed as that reference, and then what
+    is printed means the same as CONFIG. One that stands in it literally is hidden, and so are all
+    literal values of `client_config`: put them back before you run what was printed.
     """
     tree = printed(load(config))
     if as_json:
