@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import h2.exceptions
 import pytest
-from hyperframe.frame import DataFrame, RstStreamFrame
+from hyperframe.frame import DataFrame, RstStreamFrame, WindowUpdateFrame
 from tests.grpc.harness import ECHO, TALK, RawPeer, Served, ask, channel_to, headers_of, served
 from tests.grpc.test_client import client_of
 from tests.patience import PATIENCE_S, until
 
+from holdfast.grpc.calls import ServerStream
 from holdfast.grpc.health import WATCH_PATH
 from holdfast.grpc.messages import framed
 from holdfast.grpc.settings import GrpcSettings
@@ -148,6 +150,33 @@ def test_a_client_that_goes_takes_its_stream_along(tmp_path: Path) -> None:
             peer.send(begin, DataFrame(1, framed(b"a")))
             assert peer.status_of(1) is Code.DEADLINE_EXCEEDED
         server.until_empty()
+
+
+def test_what_is_said_after_the_end_of_a_stream_costs_no_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(tmp_path) as server, RawPeer(server.address) as peer:
+        ended: list[ServerStream] = []
+
+        async def converse(stream: ServerStream) -> None:
+            ended.append(stream)
+            await stream.send(b"the first")
+            raise CallFailed(StatusCode.ABORTED, "as asked")
+
+        monkeypatch.setattr(server.talk, "converse", converse)
+        peer.send(peer.begin(1, headers_of(TALK)), DataFrame(1, framed(b"a")))
+        assert peer.status_of(1) is Code.ABORTED
+        with pytest.raises(CallFailed, match="the call is over"):
+            server.run(ended[0].send(b"the last"))
+        with pytest.raises(h2.exceptions.StreamClosedError):
+            server.run(sent_below(ended[0]))
+        peer.send(WindowUpdateFrame(0, window_increment=1))
+        peer.call(3)
+        assert peer.status_of(3) is Code.OK
+
+
+async def sent_below(stream: ServerStream) -> None:
+    stream._connection.http2.send_piece(stream.call.stream_id, b"the last")
 
 
 def test_answers_that_nobody_reads_are_given_up(tmp_path: Path) -> None:

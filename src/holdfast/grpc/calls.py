@@ -190,7 +190,8 @@ class ServerStream:
         self._held_bytes += size_bytes
 
     async def send(self, body: bytes) -> None:
-        """Send a message, as soon as the one before is gone."""
+        """Send a message, as soon as the one before is gone; raises `CallFailed`."""
+        await self.outbound.until_sent()
         if not self.has_headers:
             self.has_headers = True
             self._connection.http2.send_headers(self.call.stream_id, RESPONSE)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import h2.exceptions
+
 from holdfast.grpc.engine import H2Engine, HeaderList
 
 TURN_BYTES = 256 * 1024
@@ -63,7 +65,13 @@ class Outgoing:
     ) -> None:
         """Send a piece of a stream that has none on its way."""
         self._pieces[stream_id] = _OutgoingPiece(data, trailers, self._loop.time(), ends=ends)
-        self._send_some(stream_id)
+        try:
+            self._send_some(stream_id)
+        except h2.exceptions.ProtocolError:
+            # The stream is over. Left here, the piece would end the whole connection when the next
+            # window opens.
+            self.drop(stream_id)
+            raise
         self._flush_soon()
 
     def drop(self, stream_id: int) -> None:

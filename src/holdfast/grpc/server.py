@@ -464,6 +464,9 @@ class ServerConnection:
     def _let_go(self, call: ServerCall) -> None:
         call.is_over = True
         self._calls.pop(call.stream_id, None)
+        if call.stream is not None:
+            # A task of the method may have something to say yet; nobody hears it.
+            call.stream.outbound.end(CallFailed(StatusCode.CANCELLED, "the call is over"))
 
     def _release(self, call: ServerCall) -> None:
         place, call.place = call.place, None
