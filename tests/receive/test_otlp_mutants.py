@@ -134,8 +134,9 @@ def compare(loop: asyncio.Runner, receiver: OtlpReceiver, seed: int, count: int)
         if verdicts[place] != wanted[place]
     ]
     assert not wrong, f"seed {seed}: {len(wrong)} verdicts differ, such as {wrong[:3]}"
-    assert True in verdicts[:half]
-    assert False in verdicts[half:]
+    # Both ends of the scale were met: a receiver that takes all, or nothing, is not compared.
+    assert any(verdicts[:half])
+    assert not all(verdicts[half:])
     # An empty request is taken, and there is nothing to store.
     return Counter(body for (_, body), is_taken in zip(mutants, verdicts, strict=True)
                    if is_taken and body)  # fmt: skip
