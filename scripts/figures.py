@@ -179,6 +179,18 @@ def names_twice(modules: dict[str, Module]) -> dict[str, list[str]]:
     )
 
 
+def graph_of(files: dict[str, Module]) -> dict[str, set[str]]:
+    """Return what each module imports, without those that are generated."""
+    # Known are the generated ones too: `from package import file_pb2` is no import of the package.
+    known, graphed = set(files), {name for name in files if GENERATED not in name}
+    return {name: files[name].imports(known) & graphed for name in files if name in graphed}
+
+
+def packages_of(modules: dict[str, Module]) -> set[str]:
+    """Return the names of those modules that are packages."""
+    return {name for name, module in modules.items() if module.is_package}
+
+
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the modules in groups that import each other, dependencies first (Tarjan)."""
     sys.setrecursionlimit(10_000)
@@ -274,8 +286,7 @@ def figures(root: Path) -> dict[str, object]:
     files = read(root / "src", root / "src")
     modules = {name: module for name, module in files.items() if GENERATED not in name}
     tests = read(root / "tests", root)
-    # Known are the generated ones too: `from package import file_pb2` is no import of the package.
-    graph = {name: module.imports(set(files)) & set(modules) for name, module in modules.items()}
+    graph = graph_of(files)
     groups = circles(graph)
     chains = depths(graph, groups)
     importers = [sum(name in used for used in graph.values()) for name in modules]
@@ -284,7 +295,6 @@ def figures(root: Path) -> dict[str, object]:
     lines = sum(module.lines for module in modules.values())
     explained = sum(len(module.explained_lines) for module in modules.values())
     function_lines = _function_lines(modules.values())
-    packages = {name for name, module in modules.items() if module.is_package}
     return {
         "modules": len(modules),
         "lines": lines,
@@ -299,7 +309,7 @@ def figures(root: Path) -> dict[str, object]:
         "circles": [group for group in groups if len(group) > 1],
         "classes_twice": twice(public),
         "names_twice": names_twice(modules),
-        "mutual": mutual(graph, packages),
+        "mutual": mutual(graph, packages_of(modules)),
         "function_p90": function_lines[int(0.9 * len(function_lines))],
         "function_max": function_lines[-1],
         "test_modules": len(tests),

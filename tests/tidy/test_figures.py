@@ -6,7 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts.figures import GENERATED, figures, names_twice, read
+from scripts.figures import (
+    GENERATED,
+    Module,
+    figures,
+    graph_of,
+    mutual,
+    names_twice,
+    packages_of,
+    read,
+)
 
 HOUSE = {
     "src/house/__init__.py": '"""The house."""\n',
@@ -54,10 +63,18 @@ def test_names_defined_twice_are_found(found: dict[str, Any]) -> None:
     }
 
 
-def test_a_name_is_defined_once() -> None:
+@pytest.fixture(scope="module")
+def house() -> dict[str, Module]:
     source = Path(__file__).parents[2] / "src"
-    modules = {name: m for name, m in read(source, source).items() if GENERATED not in name}
-    assert names_twice(modules) == {}
+    return read(source, source)
+
+
+def test_a_name_is_defined_once(house: dict[str, Module]) -> None:
+    assert names_twice({name: m for name, m in house.items() if GENERATED not in name}) == {}
+
+
+def test_no_neighbours_import_each_other(house: dict[str, Module]) -> None:
+    assert mutual(graph_of(house), packages_of(house)) == []
 
 
 def test_circles_are_found_inside_functions_and_through_the_root(found: dict[str, Any]) -> None:

@@ -200,7 +200,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "store": (
-        {"bounds", "objects"},
+        {"base", "objects"},
         {"gc"},
         {"chunks"},
         {"store"},

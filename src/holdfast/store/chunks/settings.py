@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.store.bounds import BoundedSettings, count, duration_s, size_bytes
+from holdfast.store.base.bounds import BoundedSettings, count, duration_s, size_bytes
 from holdfast.store.gc.settings import GcSettings
 
 KB = 1024

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.seam.disk import Disk, write_all
-from holdfast.store.bounds import BoundedSettings, count, size_bytes
+from holdfast.store.base.bounds import BoundedSettings, count, size_bytes
 from holdfast.store.gc.references_sql import CHUNK_KIND
 
 # The prefix of a fact is one byte.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.store.bounds import (
+from holdfast.store.base.bounds import (
     BoundedSettings,
     choice,
     count,

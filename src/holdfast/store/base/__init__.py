@@ -1,0 +1,1 @@
+"""What every part of a store stands on: settings with their bounds."""
