@@ -72,7 +72,7 @@ COMMANDS = {
 
 # Other names of commands.
 ALIASES = {"dlq": "dead-letters"}
-# The extra that a command is made for, where its first import would name another.
+# The extra that a command is made for, where what it imports first is in another, too.
 EXTRAS = {"store": "store", "files": "store", "gc": "store", "dataflow": "spark"}
 
 
@@ -115,6 +115,20 @@ class LazyGroup(CommandGroup):
         command: click.Command = getattr(found, attribute or "command")
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; one whose extra turns out to be missing says so in one line.
+
+        Commands import by need, so a package may be missed when they run. Any other missing module
+        is a bug, and shows its stack.
+        """
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            missing = missing_extra(error, EXTRAS.get(ctx.invoked_subcommand or ""))
+            if missing is None:
+                raise
+            raise missing from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the help of all commands without importing them."""
         with formatter.section("Commands"):
@@ -151,14 +165,6 @@ def main() -> None:
     except HoldfastError as error:
         _report(error)
         sys.exit(error.exit_code)
-    # A command whose extra is not installed. Any other missing module is a bug, and shows its
-    # stack.
-    except ModuleNotFoundError as error:
-        missing = missing_extra(error)
-        if missing is None:
-            raise
-        _report(missing)
-        sys.exit(missing.exit_code)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
