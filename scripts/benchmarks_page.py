@@ -2,8 +2,9 @@
 
 The page is written by hand but for two columns: in every row that begins with the name of a figure,
 median and spread are replaced by those of a file, the output of `holdfast bench NAME --json`. Which
-benchmark a table is of is said by the comment `<!-- bench: NAME -->` before it. Rows whose figure
-is in none of the files stay as they are, and are listed.
+benchmark a table is of is said by the comment `<!-- bench: NAME -->` before it or, where a table is
+of several, by the row itself (`NAME.figure`). Rows whose figure is in none of the files stay as
+they are, and are listed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BENCH = re.compile(r"^<!-- bench: (?P<name>\w+) -->$")
-ROW = re.compile(r"^\| `(?P<name>\w+)` \|(?P<what>[^|]*)\|[^|]*\|[^|]*\|(?P<bar>[^|]*)\|$")
+ROW = re.compile(r"^\| `(?P<name>[\w.]+)` \|(?P<what>[^|]*)\|[^|]*\|[^|]*\|(?P<bar>[^|]*)\|$")
 
 
 WITH_DIGITS_BELOW = 1000
@@ -47,13 +48,16 @@ def main(files: list[str]) -> None:
     """Refresh the page."""
     found = [json.loads(Path(file).read_text()) for file in files]
     benches: dict[str, dict[str, dict[str, float]]] = {one["bench"]: one["spread"] for one in found}
-    spreads: dict[str, dict[str, float]] = {}
+    of_several = {
+        f"{of}.{name}": spread for of, all_of in benches.items() for name, spread in all_of.items()
+    }
+    spreads = of_several
     left: list[str] = []
     lines = []
     for line in PAGE.read_text().splitlines():
         marked = BENCH.match(line)
         if marked:
-            spreads = benches.get(marked["name"], {})
+            spreads = of_several | benches.get(marked["name"], {})
         lines.append(refreshed(line, spreads, left))
     PAGE.write_text("\n".join(lines) + "\n")
     sys.stderr.write(f"not in these files: {', '.join(left) or 'none'}\n")
