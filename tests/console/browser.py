@@ -92,6 +92,11 @@ class Page:
         await self.call("Page.navigate", url=url)
         async with asyncio.timeout(PATIENCE_S):
             await self._loaded.wait()
+        # What was loaded may have been the page before, if a form had just led there.
+        await self.until(
+            f"location.href.split('#')[0] === new URL({url!r}).href.split('#')[0]"
+            " && document.readyState === 'complete'"
+        )
 
     async def run(self, script: str) -> Any:
         """Return the value of an expression; a promise is awaited."""

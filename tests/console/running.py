@@ -16,6 +16,7 @@ import yaml
 from tests.patience import PATIENCE_S
 
 from holdfast.console.access import TOKEN_FILE
+from holdfast.dataflow.driver.wire import DriverFigures
 from holdfast.graph.loader import load
 from holdfast.graph.runtime import Gateway
 from holdfast.operate.monitoring import observed
@@ -36,6 +37,19 @@ class Answer(NamedTuple):
         return json.loads(self.body)
 
 
+class WatchedDriver(GatewayWatch):
+    """A gateway beside which a driver reports."""
+
+    def __init__(self, gateway: Gateway, figures: DriverFigures | None) -> None:
+        super().__init__(gateway)
+        self._reported = figures
+
+    @property
+    def driver_figures(self) -> DriverFigures | None:
+        """What it reported."""
+        return self._reported
+
+
 class RunningConsole:
     """Runs the gateway of a graph; what is asked of it comes from the test's own thread."""
 
@@ -45,6 +59,8 @@ class RunningConsole:
         whole = {"data_dir": "data", "admin": {"listen": "127.0.0.1:0"}, **settings, "nodes": nodes}
         self.file.write_text(yaml.safe_dump(whole, sort_keys=False))
         self.gateway = Gateway(load(self.file).graph)
+        # What the driver of the pipelines reports; it is not run here.
+        self.driver: DriverFigures | None = None
         self._held = AsyncExitStack()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -66,7 +82,7 @@ class RunningConsole:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     async def _start(self) -> None:
-        watch = GatewayWatch(self.gateway)
+        watch = WatchedDriver(self.gateway, self.driver)
         port = await self._held.enter_async_context(observed(load(self.file), watch))
         await self.gateway.start()
         self._held.push_async_callback(self.gateway.stop, 0.0)
