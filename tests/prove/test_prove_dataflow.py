@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +176,49 @@ def test_a_pipeline_that_does_not_go_on_is_asked_what_it_does(
             proof.wait_for_progress()
         _, told = driver.communicate(timeout=60)
     assert b"waits_for_ever" in told
+
+
+def test_pipelines_that_move_one_after_the_other_make_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine each takes its time, and no one's waiting is another one's."""
+    proof = made(tmp_path, monkeypatch)
+    found = iter([[4, 7], [4, 7], [4, 8], [4, 8], [4, 8]])
+    monkeypatch.setattr(proof, "_batches", lambda: next(found, [5, 8]))
+    waits: list[float] = []
+    wait_until = proof._processes.wait_until
+
+    def counted(condition: Callable[[], bool], seconds_max: float, complaint: str) -> None:
+        waits.append(seconds_max)
+        wait_until(condition, seconds_max, complaint)
+
+    monkeypatch.setattr(proof._processes, "wait_until", counted)
+    proof.wait_for_progress()
+    assert waits == [dataflow.PROGRESS_SECONDS_MAX] * 2
+
+
+@pytest.mark.parametrize("batches", [0, 3])
+def test_a_drain_takes_as_long_as_it_makes_batches(
+    batches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The drain of this test never ends by itself: it is given up when it stands still."""
+    monkeypatch.setattr(dataflow, "DRAIN_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(dataflow, "STACKS_SECONDS", 0.0)
+    proof = made(tmp_path, monkeypatch)
+    found = itertools.chain(range(batches), itertools.repeat(batches))
+    monkeypatch.setattr(proof, "_batches", lambda: [next(found), 0])
+    monkeypatch.setattr(sys, "executable", str(endless(tmp_path)))
+    with pytest.raises(CheckFailed, match="a drain does not make progress"):
+        proof._drain(PIPELINES[0])
+    assert next(found) == batches, "it was given up before it stood still"
+
+
+def endless(folder: Path) -> Path:
+    """Return a program that never ends."""
+    program = folder / "endless"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o700)
+    return program
 
 
 @pytest.mark.slow

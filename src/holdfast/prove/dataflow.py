@@ -54,14 +54,16 @@ from holdfast.prove.victim import ONCE, QUIVER_SITES
 
 CLIENTS = 4
 START_SECONDS_MAX = 60.0
-# Java, Spark and the first batch of both pipelines, on a machine that does much else; and a driver
-# whose Spark does not answer is replaced (dataflow/driver/process.py).
+# Java, Spark and the first batch of a pipeline, on a machine that does much else; and a driver
+# whose Spark does not answer is replaced (dataflow/driver/process.py). When one pipeline of several
+# has moved, the next one has as long again: they share the machine.
 PROGRESS_SECONDS_MAX = 900.0
 # For those who are asked what they do to write it down.
 STACKS_SECONDS = 5.0
 # How long a trap lies before another one is set.
 POINT_SECONDS_MAX = 60.0
-DRAIN_SECONDS_MAX = 600.0
+# How long a drain may go on without a batch.
+DRAIN_SECONDS_MAX = 900.0
 DRAIN_ATTEMPTS = 3
 POLL_SECONDS = 0.05
 # What a gateway does while it runs.
@@ -222,19 +224,27 @@ class DataflowProver(Generic[Verdict]):
         A strike needs a pipeline at work: one that is killed while it starts shows little.
         """
         before = self._batches()
+        left = set(range(len(before)))
+        while left:
+            try:
+                left = self._next_to_move(left, before)
+            except CheckFailed:
+                self._log_stacks()
+                raise
 
-        def has_moved() -> bool:
+    def _next_to_move(self, left: set[int], before: Sequence[int]) -> set[int]:
+        """Wait until one of some pipelines has done a batch; return those that have not."""
+
+        def still() -> set[int]:
             if self._is_gateway_dead():
                 raise self._processes.failure("somebody else killed the gateway")
-            return all(now > then for now, then in zip(self._batches(), before, strict=True))
+            now = self._batches()
+            return {place for place in left if now[place] <= before[place]}
 
-        try:
-            self._processes.wait_until(
-                has_moved, PROGRESS_SECONDS_MAX, "a pipeline does not make progress"
-            )
-        except CheckFailed:
-            self._log_stacks()
-            raise
+        self._processes.wait_until(
+            lambda: still() < left, PROGRESS_SECONDS_MAX, "a pipeline does not make progress"
+        )
+        return still()
 
     def _log_stacks(self) -> None:
         """Let drivers and their Java write down what they do, in the gateway's log."""
@@ -324,17 +334,37 @@ class DataflowProver(Generic[Verdict]):
         """
         command = [sys.executable, "-m", "holdfast", "dataflow", "drain", str(self._config), name]
         for attempt in range(1, DRAIN_ATTEMPTS + 1):
-            with (self._processes.logs / "drain").open("ab") as log:
-                done = subprocess.run(
+            with (
+                (self._processes.logs / "drain").open("ab") as log,
+                subprocess.Popen(
                     [*command, "--close"],
-                    stdout=log, stderr=log, timeout=DRAIN_SECONDS_MAX, check=False,
-                    env={**os.environ, **self._environment},
-                )  # fmt: skip
-            if done.returncode == 0:
+                    stdout=log, stderr=log, env={**os.environ, **self._environment},
+                ) as drain,
+            ):  # fmt: skip
+                try:
+                    self._wait_while_it_moves(drain)
+                except CheckFailed:
+                    self._log_stacks()
+                    drain.kill()
+                    raise
+            if drain.returncode == 0:
                 return
             # A driver that has just been restarted may not have its lock yet.
             time.sleep(attempt)
         raise self._processes.failure(f"{name} cannot be drained")
+
+    def _wait_while_it_moves(self, drain: subprocess.Popen[bytes]) -> None:
+        """Wait for the end of a drain; a busy machine may take any time, but not stand still."""
+        seen = self._batches()
+
+        def has_moved() -> bool:
+            return drain.poll() is not None or self._batches() != seen
+
+        while drain.poll() is None:
+            seen = self._batches()
+            self._processes.wait_until(
+                has_moved, DRAIN_SECONDS_MAX, "a drain does not make progress"
+            )
 
     def close(self) -> None:
         """Leave no process behind, nor any that a driver has started."""
