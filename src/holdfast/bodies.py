@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from typing import Protocol
 
 import zstandard
@@ -23,7 +24,7 @@ ZSTD_OUTPUT_STEP_BYTES = 16 * 1024
 ZSTD_WINDOW_MAX_BYTES = 8 * 1024 * 1024
 # Members of a gzip body, or frames of a zstd one. Each costs a decoder, also an empty one.
 MEMBERS_MAX = 1024
-# After unpacking this much, others get their turn; what is larger is put together in a thread.
+# After unpacking this much, others get their turn; what is larger grows in one block.
 TURN_BYTES = 1024 * 1024
 # Pieces below the first are put together as they come, to blocks of the second: a million of one
 # byte would take a lot.
@@ -188,18 +189,29 @@ def _one_more(members: int) -> int:
 
 
 class Pieces:
-    """What has come of a body."""
+    """What has come of a body; never twice in memory.
 
-    __slots__ = ("_blocks", "_last", "size_bytes")
+    From `TURN_BYTES` on it grows in one block, which the C library enlarges by moving pages and not
+    bytes, and which is the whole in the end. Pieces that are joined when all are there take as much
+    again, for every body under way; and as they are small they come from the heap, which keeps its
+    size ever after.
+    """
+
+    __slots__ = ("_blocks", "_grown", "_last", "size_bytes")
 
     def __init__(self) -> None:
         self.size_bytes = 0
         self._blocks: list[bytes] = []
         self._last = bytearray()
+        # Takes the place of the others.
+        self._grown: BytesIO | None = None
 
     def add(self, piece: bytes) -> None:
         """Take the next piece."""
         self.size_bytes += len(piece)
+        if self._grown is not None:
+            self._grown.write(piece)
+            return
         if len(piece) < _SMALL_BYTES:
             self._last += piece
             if len(self._last) < _BLOCK_BYTES:
@@ -210,24 +222,35 @@ class Pieces:
             self._last.clear()
         if piece:
             self._blocks.append(piece)
+        # One large piece stays as it is, for as long as it is alone.
+        if self.size_bytes > TURN_BYTES and len(self._blocks) > 1:
+            self._grown = BytesIO()
+            self._grown.write(b"".join(self._blocks))
+            self._blocks.clear()
 
-    async def joined(self) -> bytes:
-        """Return the whole. Copying much takes long, and needs no lock of the interpreter."""
-        if self.size_bytes <= TURN_BYTES:
-            return self.joined_here()
-        return await asyncio.to_thread(self.joined_here)
-
-    def joined_here(self) -> bytes:
-        """Return the whole; one that came in one piece is not copied."""
+    def whole(self) -> bytes:
+        """Return all of it. One piece, or much of it, is not copied; no more can be added then."""
+        if self._grown is not None:
+            return self._grown.getvalue()
         return b"".join([*self._blocks, bytes(self._last)] if self._last else self._blocks)
 
     async def unpacked(self, decoding: Decoding, hold: Callable[[int], None]) -> bytes:
         """Return what all of it stands for; `hold` is told of every piece, and may raise."""
         out = Pieces()
-        for block in [*self._blocks, bytes(self._last)]:
+        for block in self._packed_blocks():
             await out.unpack(decoding, block, hold)
         decoding.finish()
-        return await out.joined()
+        return out.whole()
+
+    def _packed_blocks(self) -> Iterator[bytes]:
+        """Yield all of it in pieces that a decoder may copy again and again."""
+        if self._grown is None:
+            yield from self._blocks
+            yield bytes(self._last)
+            return
+        with self._grown.getbuffer() as grown:
+            for first in range(0, self.size_bytes, _BLOCK_BYTES):
+                yield bytes(grown[first : first + _BLOCK_BYTES])
 
     async def unpack(self, decoding: Decoding, packed: bytes, hold: Callable[[int], None]) -> None:
         """Take what the next packed bytes stand for; others get their turn in between."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import os
 import threading
 import tracemalloc
 from collections.abc import Callable, Coroutine
@@ -12,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-import zstandard
 from tests.patience import PATIENCE_S
 from tests.receive.harness import Place
 
@@ -189,31 +187,6 @@ async def beside_the_loop(work: Coroutine[Any, Any, Any]) -> Any:
     assert not doing.done(), "the loop did it itself"
     threads.may_work.set()
     return await doing
-
-
-@pytest.mark.parametrize("encoding", [b"", b"gzip", b"zstd"])
-def test_a_large_body_is_put_together_beside_the_loop(encoding: bytes) -> None:
-    """30 MB were copied in one step, and everybody else waited for it."""
-    body = os.urandom(1024) * 3000
-    packed = {b"": body, b"gzip": gzip.compress(body), b"zstd": zstandard.compress(body)}
-    sent = packed[encoding]
-    pieces = [sent[start : start + 200_000] for start in range(0, len(sent), 200_000)]
-    messages = iter([*pieces, b""])
-    limits = RequestLimits(
-        max_body_bytes=len(body),
-        max_expanded_bytes=len(body),
-        body_timeout_s=PATIENCE_S,
-        min_body_bytes_per_s=1,
-    )
-
-    async def receive() -> dict[str, Any]:
-        piece = next(messages)
-        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
-
-    encodings = [encoding] if encoding else []
-    admitted = Admission(1, 2 * len(body)).enter(0)
-    reading = beside_the_loop(read_body(receive, 0, encodings, limits, admitted))
-    assert asyncio.run(reading) == body
 
 
 def test_a_body_of_many_tiny_pieces_takes_no_more_memory_than_it_is_long() -> None:

@@ -181,7 +181,7 @@ class ServerStream:
             return None
         self._held_bytes = wire_bytes(message)
         if not message.is_packed:
-            return await message.pieces.joined()
+            return message.pieces.whole()
         return await self._connection.unpacked(self.call, message, self._hold)
 
     def _hold(self, size_bytes: int) -> None:

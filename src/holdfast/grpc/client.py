@@ -484,7 +484,7 @@ class GrpcClient:
     async def unpacked(self, message: Message, encoding: bytes) -> bytes:
         """Return a message as the server meant it; raises `CallFailed`."""
         if not message.is_packed:
-            return await message.pieces.joined()
+            return message.pieces.whole()
         try:
             check_encoding(encoding)
             decoding = unpacking(encoding, self._target.max_response_bytes)

@@ -375,7 +375,7 @@ class ServerConnection:
         fast = self._server.fast_methods.get(call.path)
         if fast is not None and not message.is_packed and message.pieces.size_bytes <= TURN_BYTES:
             try:
-                if fast.offer(message.pieces.joined_here(), call):
+                if fast.offer(message.pieces.whole(), call):
                     return
             except Exception as error:
                 self.failed(call, error)
@@ -395,11 +395,13 @@ class ServerConnection:
                 assert call.place is not None, "BUG: a call without a place"
                 body = await self.unpacked(call, message, call.place.hold)
             else:
-                body = await message.pieces.joined()
+                body = message.pieces.whole()
             # What came in pieces is gone before its method takes its time.
             call.message = None
             del message
-            answer = await method.handle(body, call)
+            handling = method.handle(body, call)
+            del body
+            answer = await handling
         except Exception as error:
             self.failed(call, error)
         else:

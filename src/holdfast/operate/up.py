@@ -22,6 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from holdfast import __version__
 from holdfast.dataflow.driver.child import DriverChild
 from holdfast.dataflow.driver.wire import DriverFigures, DriverOrders
@@ -321,6 +323,8 @@ SWITCH_S = 0.001
 # Of the C library's allocator (mallopt), and from which size on a block is its own mapping.
 _M_MMAP_THRESHOLD = -3
 OWN_BLOCK_BYTES = 1024 * 1024
+# By which an operator chooses Arrow's allocator.
+_ARROW_POOL = "ARROW_DEFAULT_MEMORY_POOL"
 
 
 def suit_a_gateway() -> None:
@@ -334,12 +338,16 @@ def suit_a_gateway() -> None:
 
     glibc learns from large blocks that are freed to keep such blocks, in a heap for each thread:
     after sixteen requests of 4 MB a gateway would keep 150 MB that it never needs again. From
-    `OWN_BLOCK_BYTES` on, memory goes back to the system at once.
+    `OWN_BLOCK_BYTES` on, memory goes back to the system at once. Arrow's own allocator (mimalloc)
+    keeps what it had, too: 40 MB after such requests, and 90 MB at their peak. So Arrow takes its
+    memory from the C library, like everybody else.
     """
     gc.set_threshold(NEW_CONTAINERS, 10, 10)
     sys.setswitchinterval(SWITCH_S)
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, OWN_BLOCK_BYTES)
+    if _ARROW_POOL not in os.environ:
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def leave_alone_what_is_here() -> None:

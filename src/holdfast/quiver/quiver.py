@@ -196,6 +196,9 @@ class Quiver:
             encoded = await asyncio.to_thread(encode_raw, *content)
         else:
             encoded = encode_raw(*content)
+        # What was put together is all that stays in memory while this waits, unless its owner
+        # keeps the payloads.
+        del payloads, content
         return await self._append_all_async([encoded], options)
 
     def intake(self, *, slot: str = DEFAULT_SLOT, level: AckLevel | None = None) -> Intake:

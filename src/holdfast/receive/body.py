@@ -115,7 +115,7 @@ async def _read_plain(
     while more:
         piece, more = await _next_piece(receive, admitted, pace)
         pieces.add(piece)
-    return await pieces.joined()
+    return pieces.whole()
 
 
 async def _read_packed(
@@ -135,7 +135,7 @@ async def _read_packed(
     # A stream that was cut off unpacks without complaint up to where it ends; only its trailer
     # shows it.
     decoding.finish()
-    return await pieces.joined()
+    return pieces.whole()
 
 
 async def _next_piece(receive: Receive, admitted: Admitted, pace: _Pace) -> tuple[bytes, bool]:

@@ -267,10 +267,14 @@ class HttpApp:
         """Hold what the request needs of the bounds until it is answered, whatever happens."""
         admitted = self.admission.enter(min(request.announced_bytes, self._limits.max_body_bytes))
         try:
-            body = await read_body(
-                receive, request.announced_bytes, request.encodings, self._limits, admitted
+            # No name for the body here, nor in any call below once it is stored: with one, it would
+            # stay in memory beside the bundle that was made of it, until that is on disk.
+            return await endpoint.handle(
+                request,
+                await read_body(
+                    receive, request.announced_bytes, request.encodings, self._limits, admitted
+                ),
             )
-            return await endpoint.handle(request, body)
         except BundleTooLarge as error:
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
         finally:

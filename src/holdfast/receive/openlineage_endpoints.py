@@ -115,9 +115,11 @@ class _LineageEndpoint:
         count = 1 if isinstance(events, bytes) else len(events)
         stored = request.client.event_headers
         headers = None if stored is None else [stored] * count
-        return await self._quiver.append_raw_async(
+        appending = self._quiver.append_raw_async(
             events, slot=SLOT, headers=headers, level=self._level
         )
+        del events
+        return await appending
 
     def _letter(self, payload: bytes, problems: Sequence[Problem], request: HttpRequest) -> Letter:
         headers = {
@@ -162,7 +164,9 @@ class SingleEvent(_LineageEndpoint):
         if not body:
             self._counts.dropped_before_buffer += 1
             return _DROPPED
-        answer = self.accepted(await self._append(body, request), len(body))
+        size_bytes, appending = len(body), self._append(body, request)
+        del body  # see `HttpApp._handle`
+        answer = self.accepted(await appending, size_bytes)
         # Warnings never cost an event. They are spliced into the answer that is ready: most events
         # have none.
         if verdict.warnings:

@@ -35,13 +35,16 @@ class OtlpMethod:
     async def handle(self, body: bytes, call: ServerCall) -> bytes:
         began_ns = self_watch.begin()
         sender = OtlpSender(client_of(call), call.headers)
+        size_bytes = len(body)
+        taking = self._intake.take(self._kind, body, sender, is_json=False)
+        del body  # it would stay beside the bundle that is made of it
         try:
-            is_stored, left_out = await self._intake.take(self._kind, body, sender, is_json=False)
+            is_stored, left_out = await taking
         except Exception as error:
             self._tell_of(began_ns, error)
             raise
         if is_stored:
-            self._count(len(body))
+            self._count(size_bytes)
         else:
             self._counts.dropped_before_buffer += 1
         self._tell_of(began_ns)
@@ -49,10 +52,11 @@ class OtlpMethod:
 
     def offer(self, body: bytes, call: ServerCall) -> bool:
         began_ns = self_watch.begin()
+        size_bytes = len(body)
 
         def stored(outcome: Receipt | BaseException) -> None:
             if isinstance(outcome, Receipt):
-                self._count(len(body))
+                self._count(size_bytes)
                 call.answer(_ALL_TAKEN)
                 self._tell_of(began_ns)
             else:

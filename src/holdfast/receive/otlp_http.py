@@ -95,9 +95,12 @@ class OtlpExport:
     async def handle(self, request: HttpRequest, body: bytes) -> Response:
         is_json = _is_json(request.content_type)
         sender = OtlpSender(request.client, request.headers)
-        is_stored, left_out = await self._intake.take(self._kind, body, sender, is_json=is_json)
+        size_bytes = len(body)
+        taking = self._intake.take(self._kind, body, sender, is_json=is_json)
+        del body  # see `HttpApp._handle`
+        is_stored, left_out = await taking
         if is_stored:
-            self._count(len(body))
+            self._count(size_bytes)
         else:
             self._counts.dropped_before_buffer += 1
         if left_out is None:

@@ -108,7 +108,9 @@ class OtlpIntake:
             checked = await self._checks.check(kind, body, is_json=is_json)
         except NotOtlp as error:
             raise await self._reject(kind, body, sender, error) from error
-        binary, items = checked.body, checked.items
+        binary, items, is_stored = checked.body, checked.items, True
+        del body
+        checked = checked._replace(body=b"")
         # Charged afterwards, because only now the items are known. One was charged when the request
         # was admitted; the rest may overdraw the account, and holds up what comes next.
         if sender.client.bucket is not None:
@@ -124,11 +126,14 @@ class OtlpIntake:
         dropped = 0
         if self._before is not None:
             binary, dropped = await self._led_through(kind, binary, headers, items)
+            is_stored = bool(binary)
         try:
-            if binary:
-                await self._quiver.append_raw_async(
+            if is_stored:
+                appending = self._quiver.append_raw_async(
                     binary, slot=kind.slot, headers=[headers], level=self._level
                 )
+                del binary  # see `HttpApp._handle`
+                await appending
         except BundleTooLarge as error:
             self.counts[kind].refused += items
             raise Refused(Reason.TOO_LARGE, error.message, error.hint) from error
@@ -141,8 +146,8 @@ class OtlpIntake:
         self.counts[kind].dropped_before_buffer += dropped
         # Only now: what was stored and not answered is sent again, and so are these.
         if not checked.rejected_items:
-            return TakenRequest(bool(binary))
-        return TakenRequest(bool(binary), await self._leave_out(kind, checked, sender))
+            return TakenRequest(is_stored)
+        return TakenRequest(is_stored, await self._leave_out(kind, checked, sender))
 
     async def _led_through(
         self, kind: OtlpKind, body: bytes, headers: Mapping[str, str] | None, items: int
