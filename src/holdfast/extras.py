@@ -33,6 +33,7 @@ MODULES = {
         "pydantic",
         "zstandard",
     ),
+    "bucket": ("obstore",),
     "kafka": ("confluent_kafka",),
     "otel": ("h2", "numpy", "opentelemetry"),
     "query": ("duckdb",),

@@ -110,7 +110,7 @@ def deliver_all(stage: Stage, backend: FlakyBackend, settings: DeliverySettings)
     """Deliver everything through the real exporter, with pauses that are over at once."""
     given = settings.model_dump(exclude_unset=True)
     settings = tuned_settings(**given, retry_max_s=1e-5, breaker_failures=1000)
-    context = ExporterContext(name="backend", seam=Seam(), base_dir=Path())
+    context = ExporterContext(name="backend", seam=Seam(), base_dir=Path(), data_dir=Path())
 
     async def main() -> None:
         exporter = make(Config(url=backend.url), context)

@@ -20,7 +20,11 @@ from holdfast.graph.loader import load
 from holdfast.operate.cli import cli
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "docs" / "guide" / "archive.md",
+]
 _BLOCK = re.compile(r"```(yaml|sh|bash)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(#[\w-]+)?\)")
 
@@ -30,7 +34,11 @@ def blocks(path: Path, *kinds: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_blocks_of_yaml_are_valid(path: Path, tmp_path: Path) -> None:
+def test_blocks_of_yaml_are_valid(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in re.findall(r"\$\{env:(\w+)\}", path.read_text()):
+        monkeypatch.setenv(name, "a-secret-of-20-letters")
     for text in blocks(path, "yaml"):
         tree = yaml.safe_load(text)
         assert tree

@@ -29,6 +29,7 @@ CALLS = {
     "": [["quiver", "ls", "."], ["doctor"], ["explain", "0", "."]],
     "gateway": [["validate", "gateway.yaml"], ["components"], ["up", "--check", "gateway.yaml"]],
     "otel": [["components", "otlp"], ["validate", "gateway.yaml"]],
+    "bucket": [["doctor"]],
     "kafka": [["components", "kafka"]],
     "store": [
         ["store", "create", "--store", "kept"],

@@ -110,4 +110,4 @@ def test_tables_reach_those_who_take_requests_as_requests(file: Path, kind: Otlp
 def context(one: DestinationPlan, folder: Path) -> DeliveryContext:
     with DeadLetterQueue.open(folder / f"letters-{one.name}") as letters:
         seam = Seam()
-        return delivery_context(one, letters, Taps(seam.clock), seam, folder)
+        return delivery_context(one, letters, Taps(seam.clock), seam, folder, folder)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.graph.environment import caps_beyond_disks, missing_in_environment
+from holdfast.graph.environment import (
+    caps_beyond_disks,
+    missing_in_environment,
+    missing_packages,
+)
 from holdfast.graph.loader import load
 
 GRAPH = """\
@@ -48,6 +52,20 @@ def test_a_directory_that_only_seems_to_be_writable_is_found(tmp_path: Path) -> 
     told = missing(tmp_path, data_dir="/proc/holdfast")
     assert told
     assert all("/proc/holdfast" in line and "cannot be written" in line for line in told)
+
+
+def test_what_one_setting_of_an_exporter_needs_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`files` itself needs no extra; a bucket does."""
+    monkeypatch.setattr("holdfast.extras.find_spec", lambda name: None if name == "obstore" else 1)
+    path = tmp_path / "holdfast.yaml"
+    path.write_text(
+        GRAPH.format(data_dir="data", config="{directory: 's3://b'}").replace("kafka", "files")
+    )
+    (told,) = missing_packages(load(path))
+    assert "needs the extra `bucket`" in told.message
+    assert "[bucket]" in told.hint
 
 
 def test_settings_that_only_the_exporters_library_can_judge_are_found(tmp_path: Path) -> None:

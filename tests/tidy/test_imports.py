@@ -21,7 +21,7 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
-    {"bodies", "extras", "local_path", "self_watch", "units", "watched_files"},
+    {"bodies", "bucket_url", "extras", "local_path", "self_watch", "units", "watched_files"},
     {"seam", "settings"},
     {"grpc", "quiver", "store"},
     {"signals"},
@@ -188,7 +188,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "seam": (
-        {"clock", "disk", "holder", "names", "owners", "points", "process", "randomness"},
+        {"bucket", "clock", "disk", "holder", "names", "owners", "points", "process", "randomness"},
         {"faulty", "folders", "rate", "simulated", "workers"},
         {"__init__"},
     ),

@@ -76,6 +76,8 @@ class ExporterContext:
     seam: Seam
     # The folder of the configuration file; relative paths in it begin here.
     base_dir: Path
+    # The folder of the gateway's data, for what an exporter has to remember.
+    data_dir: Path
 
 
 class Exporter(Protocol):

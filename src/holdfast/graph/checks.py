@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
+from holdfast.bucket_url import is_bucket
 from holdfast.errors import BadInput
 from holdfast.graph import quiver_node
 from holdfast.graph.addresses import (
@@ -533,7 +534,7 @@ class _Checker:
             if isinstance(node.config, quiver_node.Config):
                 key, directory = "path", quiver_directory(self._graph, node.name, node.config)
             elif isinstance(path := getattr(node.config, key, None), str):
-                directory = self._graph.base_dir / path
+                directory = _place(self._graph.base_dir, path)
             if directory is None:
                 continue
             place = self._setting_place(node, key)
@@ -551,6 +552,14 @@ def _received(node: Node) -> Iterator[tuple[str, Signal]]:
         signal = signal_named(one) if isinstance(one, str) else one
         if signal is not None:
             yield f"{node.name!r} receives", signal
+
+
+def _place(base_dir: Path, path: str) -> Path:
+    """Return a directory, or a path of its own kind for a bucket."""
+    if not is_bucket(path):
+        return base_dir / path
+    scheme, _, rest = path.partition("://")
+    return Path("/", f"{scheme.lower()}:", *rest.strip("/").split("/"))
 
 
 def _overlap(one: Path, other: Path) -> bool:

@@ -73,22 +73,27 @@ class RoundRobin:
             raise failures[0]
 
 
-def make_exporter(plan: DestinationPlan, seam: Seam, base_dir: Path) -> Exporter:
+def make_exporter(plan: DestinationPlan, seam: Seam, base_dir: Path, data_dir: Path) -> Exporter:
     """Return what sends to a destination."""
-    context = ExporterContext(plan.name, seam, base_dir)
+    context = ExporterContext(plan.name, seam, base_dir, data_dir)
     made = [node.component.code.make(node.config, context) for node in plan.exporters]
     exporter: Exporter = made[0] if len(made) == 1 else RoundRobin(made)
     return exporter
 
 
 def delivery_context(
-    plan: DestinationPlan, dead_letters: DeadLetterQueue, taps: Taps, seam: Seam, base_dir: Path
+    plan: DestinationPlan,
+    dead_letters: DeadLetterQueue,
+    taps: Taps,
+    seam: Seam,
+    base_dir: Path,
+    data_dir: Path,
 ) -> DeliveryContext:
     """Return everything that a destination is made of."""
     return DeliveryContext(
         name=plan.name,
         settings=plan.delivery,
-        make_exporter=partial(make_exporter, plan, seam, base_dir),
+        make_exporter=partial(make_exporter, plan, seam, base_dir, data_dir),
         dead_letters=dead_letters,
         seam=seam,
         chains=[chain_of(steps) for steps in plan.chains],

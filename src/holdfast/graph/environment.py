@@ -18,7 +18,7 @@ from pathlib import Path
 from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.deliver.exporter import ExporterContext
 from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
-from holdfast.extras import install_command, missing_modules
+from holdfast.extras import install_command, missing_modules, not_installed
 from holdfast.graph.addresses import flight_addresses, listeners_of
 from holdfast.graph.document import TreePath
 from holdfast.graph.loader import Loaded
@@ -155,6 +155,11 @@ def _packages(loaded: Loaded) -> Iterator[EnvironmentProblem]:
         if extra is not None and missing_modules(extra):
             message = f"the exporter {node.component.type!r} is not installed"
             yield at, message, install_command(extra)
+            continue
+        for needed in node.component.needs(node.config):
+            for module in missing_modules(needed)[:1]:
+                error = not_installed(needed, module)
+                yield (*at, "config"), error.message, error.hint
     if _runs_pipelines(loaded) and find_spec("pyspark") is None:
         yield ("pipelines",), "Spark is not installed", install_command("spark")
 
@@ -164,7 +169,7 @@ def _exporters(loaded: Loaded) -> Iterator[EnvironmentProblem]:
     for at, node in _exporter_nodes(loaded):
         if node.sends_parts:
             continue
-        context = ExporterContext(node.name, Seam(), loaded.graph.base_dir)
+        context = ExporterContext(node.name, Seam(), loaded.graph.base_dir, loaded.graph.data_dir)
         try:
             node.component.code.make(node.config, context)
         except NotInstalled:

@@ -62,6 +62,11 @@ class Component(NamedTuple):
         declare = getattr(self.code, "produces", None)
         return () if declare is None else declare(config)
 
+    def needs(self, config: Settings) -> tuple[str, ...]:
+        """Return the extras that it needs with these settings, beyond its own."""
+        declare: Callable[[Settings], tuple[str, ...]] | None = getattr(self.code, "needs", None)
+        return () if declare is None else declare(config)
+
     def takes(self, config: Settings) -> Takes:
         """Return what a processor or an exporter can be given."""
         declare: Callable[[Settings], Takes] | None = getattr(self.code, "takes", None)

@@ -187,8 +187,8 @@ class Gateway:
         return [Outlet(one, core.core_id, Destination(context, core.quiver)) for core in cores]
 
     def _context_of(self, one: DestinationPlan) -> DeliveryContext:
-        letters, folder = self._quivers.letters, self.graph.base_dir
-        return delivery_context(one, letters, self.taps, self._seam, folder)
+        folders = self.graph.base_dir, self.graph.data_dir
+        return delivery_context(one, self._quivers.letters, self.taps, self._seam, *folders)
 
     def _senders_of(self, quiver: OpenQuiver, node: Node) -> NodeSenders:
         workers = self.graph.settings.workers

@@ -87,7 +87,7 @@ class OwnTelemetry(logging.Handler):
             **({} if worker is None else {"holdfast.worker": str(worker)}),
             **settings.attributes,
         }
-        context = ExporterContext("telemetry", Seam(), graph.base_dir)
+        context = ExporterContext("telemetry", Seam(), graph.base_dir, graph.data_dir)
         self._exporter: Any = node.component.code.make(node.config, context)
         self._logs: deque[OwnLog] = deque()
         self._spans: deque[EndedSpan] = deque()

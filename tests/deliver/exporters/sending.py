@@ -33,7 +33,7 @@ def events(count: int, first: int = 1) -> list[Event]:
 
 
 def context(base_dir: Path = Path(), seam: Seam | None = None) -> ExporterContext:
-    return ExporterContext("backend", seam or Seam(), base_dir)
+    return ExporterContext("backend", seam or Seam(), base_dir, base_dir / "data")
 
 
 def with_exporter(exporter: Exporter, use: Callable[[Exporter], Coroutine[Any, Any, Any]]) -> Any:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -233,6 +233,36 @@ def test_a_disk_that_stays_full_until_something_is_unlinked(
         assert disk.capacity_bytes is not None or faulty.calls().get(step, 0) < nth
 
 
+@pytest.mark.parametrize("kind", KILLS)
+@pytest.mark.parametrize(
+    "step", ["files.publish.rename", "files.publish.sync_scratch", "files.journal.create"]
+)
+def test_a_crash_after_a_failed_append(step: str, kind: FaultKind) -> None:
+    """The batch may be whole in the journal; the files were made without it, and it comes again."""
+    for nth in (1, 2, 3):
+        disk = fresh_disk()
+        faults = [Fault("files.journal.sync", FaultKind.EIO, 3), Fault(step, kind, nth)]
+        faulty = FaultyDisk(disk, faults, disk.die)
+        answered = 0
+
+        async def run(faulty: FaultyDisk = faulty) -> None:
+            nonlocal answered
+            made = exporter(faulty, "tables")
+            await made.start()
+            for batch in REQUESTS:
+                while (await made.send(batch)).failed:
+                    pass
+                answered += 1
+            await made.close()
+
+        with contextlib.suppress(RuntimeError):
+            asyncio.run(run())
+        after = disk.kill()
+        rest = REQUESTS[answered:]
+        assert play(after, "tables", rest) == len(rest)
+        assert sorted(numbers_in(after)) == ALL, nth
+
+
 def test_a_failed_sync_is_not_trusted() -> None:
     disk = fresh_disk()
     fault = Fault("files.journal.sync", FaultKind.FAILED_SYNC, nth=3)
@@ -241,7 +271,10 @@ def test_a_failed_sync_is_not_trusted() -> None:
 
 
 async def insist(
-    made: Exporter, full: SimulatedDisk | None = None, batches: list[list[Event]] = BATCHES
+    made: Exporter,
+    full: SimulatedDisk | None = None,
+    batches: list[list[Event]] = BATCHES,
+    kinds: Set[FailureClass] = frozenset({FailureClass.TRANSIENT}),
 ) -> None:
     """Send every batch until it is taken, as the delivery loop does; in time, room is made."""
     with contextlib.ExitStack() as room:
@@ -252,7 +285,7 @@ async def insist(
         except HoldfastError:  # the delivery loop starts it again
             room.close()
             await made.start()
-        await send_all(made, room, batches)
+        await send_all(made, room, batches, kinds)
         await made.close()
 
 
@@ -260,13 +293,18 @@ def make_room(disk: SimulatedDisk) -> None:
     disk.unlink(BASE / "another", "test")
 
 
-async def send_all(made: Exporter, room: contextlib.ExitStack, batches: list[list[Event]]) -> None:
+async def send_all(
+    made: Exporter,
+    room: contextlib.ExitStack,
+    batches: list[list[Event]],
+    kinds: Set[FailureClass],
+) -> None:
     for batch in batches:
         for attempt in range(20):
             answer = await made.send(batch)
             if not answer.failed:
                 break
-            assert {f.kind for f in answer.failed.values()} == {FailureClass.TRANSIENT}
+            assert {f.kind for f in answer.failed.values()} <= kinds
             if attempt == 5:
                 room.close()
             await asyncio.sleep(0.001)

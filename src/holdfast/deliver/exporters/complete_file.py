@@ -10,9 +10,10 @@ replaces the file:
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Protocol
 
 from holdfast.deliver.exporters.file_journal import JournalIdentity
 from holdfast.seam.disk import Disk, write_all
@@ -20,6 +21,22 @@ from holdfast.seam.disk import Disk, write_all
 TEMPORARY = ".part"
 # Behind the positions: which of several files of the same events it is.
 NAME = re.compile(r"\d{8}T\d{6}\.\d{6}Z-[\w-]+-\d+\.\d+-\d+\.\d+(-[0-9a-f]{8})?\.(ndjson|parquet)")
+
+
+class FilePlace(Protocol):
+    """Takes complete files. All calls block, and may raise OSError or HoldfastError."""
+
+    # Whether what is taken has to be on stable storage before.
+    wants_synced: bool
+
+    def check(self) -> None:
+        """Fail if nothing can be written there."""
+
+    def take(self, file: PurePath, name: PurePath) -> None:
+        """Let a file appear under a name, durably; the file is gone afterwards."""
+
+    def remove_oldest(self, max_bytes: int, below: Collection[str]) -> list[PurePath]:
+        """Remove files until the rest is within a size; the newest one stays."""
 
 
 class CompleteFile:
@@ -37,15 +54,14 @@ class CompleteFile:
         self._is_open = True
         self._written_bytes = 0
 
-    def appear(self, path: PurePath) -> None:
+    def appear(self, place: FilePlace, name: PurePath) -> None:
         """Complete it. Synced before, named after: who lists a folder finds whole files or none."""
         try:
-            self._disk.sync(self._handle, "files.publish.sync")
+            if place.wants_synced:
+                self._disk.sync(self._handle, "files.publish.sync")
         finally:
             self.let_go()
-        make_dirs(self._disk, path.parent)
-        self._disk.rename(self._temporary, path, "files.publish.rename")
-        self._disk.sync_dir(path.parent, "files.publish.sync_dir")
+        place.take(self._temporary, name)
 
     def let_go(self) -> None:
         """Close it, complete or not; what is not never appears."""

@@ -151,6 +151,16 @@ class FileJournal:
         self.events += len(frames)
         self.sealed = False
 
+    def cut(self) -> None:
+        """Remove what a failed append left behind the last sound byte.
+
+        It was not answered. But it may be whole, and then a start after a crash would count it.
+        """
+        assert self._handle is not None, "BUG: a closed journal is not cut"
+        if self._disk.open_size_bytes(self._handle) > self.sound_bytes:
+            self._disk.truncate(self._handle, self.sound_bytes, "files.journal.cut")
+            self._disk.sync(self._handle, "files.journal.cut_sync")
+
     def close(self) -> None:
         """Let go of the file."""
         if self._handle is not None:

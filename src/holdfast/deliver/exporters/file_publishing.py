@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import logging
-import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
@@ -16,9 +14,9 @@ import orjson
 import pyarrow as pa
 
 from holdfast.deliver.exporters.complete_file import (
-    NAME,
     TEMPORARY,
     CompleteFile,
+    FilePlace,
     file_name,
     received_at,
 )
@@ -32,7 +30,6 @@ from holdfast.signals.registry import tables as known_tables
 ROW_GROUP_BYTES = 8 * 2**20
 # Below the directory: requests of which no rows could be made.
 UNREADABLE = "unreadable"
-_PARTITION = re.compile(r"(date|hour|service)=.+")
 
 Partitions = Literal["none", "day", "hour"]
 
@@ -53,29 +50,33 @@ class FileFormat:
 
 
 class Publisher:
-    """Writes complete files into one directory."""
+    """Writes complete files into one place."""
 
     def __init__(
-        self, disk: Disk, directory: PurePath, file_format: FileFormat, max_total_bytes: int | None
+        self, disk: Disk, place: FilePlace, file_format: FileFormat, max_total_bytes: int | None
     ) -> None:
         self._disk = disk
-        self._directory = directory
+        self._place = place
         self._format = file_format
         self._max_total_bytes = max_total_bytes
         self._tables = None
         if file_format.tables:
             self._tables = TableFiles(
                 disk,
-                directory,
+                place,
                 {name: known_tables()[name] for name in file_format.tables},
                 file_format.compression,
                 file_format.max_partitions,
             )
 
+    def check(self) -> None:
+        """Fail if nothing can be written."""
+        self._place.check()
+
     def publish(self, records: Sequence[JournalRecord], scratch: PurePath) -> None:
         """Write the files that hold these events; a second time changes nothing.
 
-        They are put together in the folder `scratch`, which must be on the same disk.
+        They are put together in the folder `scratch`, on the disk of a place that is a folder.
         """
         if self._tables is not None:
             self._write_tables(self._tables, records, scratch)
@@ -84,7 +85,7 @@ class Publisher:
         # when they are written.
         places: dict[PurePath, array[int]] = {}
         for place, record in enumerate(records):
-            folder = self._directory / _partition(record, self._format.partition_by)
+            folder = _partition(record, self._format.partition_by)
             places.setdefault(folder, array("Q")).append(place)
         for folder, chosen in places.items():
             name = _name(records[chosen[0]], records[chosen[-1]], self._format.format)
@@ -103,34 +104,14 @@ class Publisher:
             log.warning("%d requests cannot be read, and are in %s", len(left), UNREADABLE)
             name = _name(records[left[0]], records[left[-1]], "parquet")
             chosen = (records[place] for place in left)
-            self._write(self._directory / UNREADABLE / name, scratch, chosen)
+            self._write(PurePath(UNREADABLE, name), scratch, chosen)
 
     def remove_oldest(self) -> list[PurePath]:
         """Remove files until the rest is within `max_total_size`; the newest one stays."""
         if self._max_total_bytes is None:
             return []
-        removed = []
         below = {*self._format.tables, UNREADABLE} if self._format.tables else set()
-        found = _published(self._disk, self._directory, below)
-        files = sorted(found, key=lambda file: file[0].name)
-        total_bytes = sum(size_bytes for _, size_bytes in files)
-        # Never the newest: a limit below the size of one file would otherwise leave nothing at
-        # all.
-        for path, size_bytes in files[:-1]:
-            if total_bytes <= self._max_total_bytes:
-                break
-            self._disk.unlink(path, "files.remove.unlink")
-            total_bytes -= size_bytes
-            removed.append(path)
-        for folder in {path.parent for path in removed} - {self._directory}:
-            self._remove_empty(folder)
-        return removed
-
-    def _remove_empty(self, folder: PurePath) -> None:
-        while folder != self._directory and not self._disk.list(folder):
-            with contextlib.suppress(OSError):
-                self._disk.remove_dir(folder, "files.remove.dir")
-            folder = folder.parent
+        return self._place.remove_oldest(self._max_total_bytes, below)
 
     def _write(self, path: PurePath, scratch: PurePath, records: Iterable[JournalRecord]) -> None:
         file = CompleteFile(self._disk, scratch / f"{path.name}{TEMPORARY}")
@@ -139,7 +120,7 @@ class Publisher:
                 self._write_lines(file, records)
             else:
                 self._write_parquet(file, records)
-            file.appear(path)
+            file.appear(self._place, path)
         finally:
             file.let_go()
         self._disk.sync_dir(scratch, "files.publish.sync_scratch")
@@ -231,17 +212,3 @@ def _partition(record: JournalRecord, partition_by: Partitions) -> PurePath:
 
 def _name(first: JournalRecord, last: JournalRecord, ending: str) -> str:
     return file_name(first.identity, first.ingestion_ns, last.identity, ending)
-
-
-def _published(
-    disk: Disk, directory: PurePath, below: Collection[str] = ()
-) -> Iterator[tuple[PurePath, int]]:
-    """Yield the files that bear our names, with their sizes, also in partitions and `below`.
-
-    Nothing else is ever counted or removed: the directory belongs to the user.
-    """
-    for entry in disk.list(directory):
-        if entry.is_dir and (_PARTITION.fullmatch(entry.name) or entry.name in below):
-            yield from _published(disk, directory / entry.name)
-        elif not entry.is_dir and NAME.fullmatch(entry.name):
-            yield directory / entry.name, entry.size_bytes

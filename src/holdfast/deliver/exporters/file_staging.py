@@ -72,6 +72,10 @@ class FileStaging:
         self._newest = 0
         self._began_at_s = 0.0
 
+    def check(self) -> None:
+        """Fail if no files can be written."""
+        self._publisher.check()
+
     def open(self, owner: str) -> set[JournalIdentity]:
         """Take over what was left behind; return the events that may be sent once more.
 
@@ -94,7 +98,8 @@ class FileStaging:
     def append(self, frames: list[bytes]) -> None:
         """Make events durable; before that, turn a journal that is full or failed into files."""
         assert self._journal is not None, "BUG: the staging folder is not open"
-        if self._journal.sealed or self.is_full:
+        # Also when it is only old enough: while files cannot be written, nothing more is taken.
+        if self._journal.sealed or self.due_in_s() == 0.0:
             self.publish()
         if self._journal.events == 0:
             self._began_at_s = self._clock.monotonic_s()
@@ -130,7 +135,10 @@ class FileStaging:
         journal.sealed = True
         # Read back from disk: memory holds no events between sends, and what the files are made of
         # is exactly what a start after a crash would make them of. Never behind `sound_bytes`: a
-        # failed append was not answered, and its events come again.
+        # failed append was not answered, and its events come again. Cut off before the first file
+        # appears: a start that found them would make one file more, of other events and so under
+        # another name, of those that are in a file already.
+        journal.cut()
         contents = read_journal(self._disk, journal.path, journal.sound_bytes)
         assert contents is not None, "BUG: a journal without its first frame"
         self._publish(contents.records)

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh3_64_hexdigest
 
-from holdfast.deliver.exporters.complete_file import TEMPORARY, CompleteFile, file_name
+from holdfast.deliver.exporters.complete_file import TEMPORARY, CompleteFile, FilePlace, file_name
 from holdfast.deliver.exporters.file_journal import JournalIdentity, JournalRecord
 from holdfast.quiver import ItemTable
 from holdfast.quiver.base.arrow import constant, numbers, texts
@@ -85,13 +85,13 @@ class TableFiles:
     def __init__(
         self,
         disk: Disk,
-        directory: PurePath,
+        place: FilePlace,
         tables: dict[str, ItemTable],
         compression: str,
         max_partitions: int,
     ) -> None:
         self._disk = disk
-        self._directory = directory
+        self._place = place
         self._tables = tables
         self._compression = compression
         self._max_partitions = max_partitions
@@ -111,7 +111,7 @@ class TableFiles:
                     opened[partition] = made
                 opened[partition].add(rows)
             for partition, file in opened.items():
-                file.appear(self._directory / partition.folder, partition.service)
+                file.appear(self._place, partition.folder, partition.service)
         self._disk.sync_dir(scratch, "files.publish.sync_scratch")
         return unreadable
 
@@ -235,14 +235,15 @@ class _PartitionFile:
         self._last = _identity(rows, rows.num_rows - 1)
         self._writer.write_batch(rows)
 
-    def appear(self, folder: PurePath, service: bytes) -> None:
+    def appear(self, place: FilePlace, folder: PurePath, service: bytes) -> None:
         """Complete it."""
         assert self._first is not None, "BUG: a file without rows"
         assert self._last is not None, "BUG: a file without rows"
         self._writer.close()
         # Where upper and lower case are one, two services may share a folder.
         which = f"-{xxh3_64_hexdigest(service)[:8]}"
-        self._file.appear(folder / file_name(*self._first, self._last, "parquet", which))
+        name = file_name(*self._first, self._last, "parquet", which)
+        self._file.appear(place, folder / name)
 
     def let_go(self) -> None:
         """Close it, complete or not."""

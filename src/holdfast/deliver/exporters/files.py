@@ -5,6 +5,10 @@ size, count or age. So a batch costs one sync, files have the size that readers 
 between the two loses nothing: the journal is found at the next start. Exactly once into files
 rests on two things: names are made from what is inside, so making a file twice gives one file; and
 a journal knows the identities of its events, so an event that is sent again is passed over.
+
+The files may go into a bucket; the journal stays here, beside the quiver. Until a file has arrived
+there, its journal is kept, and no further one begun: so while the bucket is away, or does not let
+us in, at most one journal is behind, and every further event waits in the quiver.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from holdfast.bucket_url import is_bucket
 from holdfast.deliver.exporter import (
     Answer,
     Exporter,
@@ -33,12 +38,17 @@ from holdfast.deliver.exporter import (
     all_failed,
     in_thread,
 )
+from holdfast.deliver.exporters.complete_file import FilePlace
 from holdfast.deliver.exporters.file_journal import JournalIdentity, frame_of, identity_of
+from holdfast.deliver.exporters.file_places import BucketPlace, FolderPlace
 from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
+from holdfast.errors import HoldfastError, NotAllowed, ObjectMissing
 from holdfast.extras import need
+from holdfast.seam.bucket import OBJECT_BYTES_MAX, BucketAccess
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
-from holdfast.settings import DurationS, FileSettings, LocalPath, SizeBytes
+from holdfast.settings import DurationS, FileSettings, SizeBytes
+from holdfast.settings.buckets import BucketSettings, FolderOrBucket
 from holdfast.signals.event import Event
 from holdfast.signals.registry import all_signals
 from holdfast.signals.registry import tables as known_tables
@@ -48,6 +58,10 @@ from holdfast.signals.signal import ANY_EVENTS, Takes
 STAGING = ".holdfast"
 # After files could not be written, how long until it is tried again.
 PUBLISH_RETRY_S = 5.0
+# A bucket that is away, or refuses us, is asked less and less often while nothing is sent.
+PUBLISH_RETRY_MAX_S = 300.0
+# Half of what a bucket takes in one object: formats may need more than the events they hold.
+BUCKET_FILE_BYTES_MAX = OBJECT_BYTES_MAX // 2
 
 log = logging.getLogger("holdfast.deliver")
 
@@ -55,8 +69,13 @@ log = logging.getLogger("holdfast.deliver")
 class Config(FileSettings):
     """A directory that fills with files of events."""
 
-    directory: LocalPath
-    """Where the files go; relative to the configuration file. Made if it is missing."""
+    directory: FolderOrBucket
+    """Where the files go; relative to the configuration file. Made if it is missing. Or a bucket:
+    `s3://bucket/prefix`, `gs://…`, `az://…`, `abfss://…`.
+    """
+
+    bucket: BucketSettings | None = None
+    """How the bucket is reached, where the environment does not say it."""
 
     format: Literal["ndjson", "parquet"] = "ndjson"
     """`ndjson`: one event in each line. `parquet`: one event in each row, with its position."""
@@ -88,13 +107,29 @@ class Config(FileSettings):
     """A file is completed when its first event has been there for so long."""
 
     max_total_bytes: SizeBytes | None = Field(default=None, ge=1)
-    """The oldest files are removed above this; null: never."""
+    """The oldest files are removed above this; null: never. Not in a bucket, which has rules of its
+    own for that.
+    """
 
     max_batch_events: int = Field(default=1000, ge=1, le=10_000)
     """How many events are made durable by one sync."""
 
     max_batch_bytes: SizeBytes = Field(default=8 * 2**20, ge=1)
     """How many bytes are made durable by one sync; one event alone may be larger."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_place(self) -> Self:
+        if not is_bucket(self.directory):
+            if self.bucket is not None:
+                raise ValueError(f"`bucket` is for buckets, and {self.directory!r} is a folder")
+            return self
+        if self.max_total_bytes is not None:
+            raise ValueError(
+                "`max_total_size` is for folders; let a lifecycle rule of the bucket remove objects"
+            )
+        if self.max_file_bytes > BUCKET_FILE_BYTES_MAX:
+            raise ValueError(f"`max_file_size` is at most {BUCKET_FILE_BYTES_MAX} in a bucket")
+        return self
 
     @model_validator(mode="after")
     def _keys_fit_the_format(self) -> Self:
@@ -130,10 +165,16 @@ def takes(config: Config) -> Takes:
     )
 
 
+def needs(config: Config) -> tuple[str, ...]:
+    """Return the extras that these settings need: files in a folder need none."""
+    tables = ("otel",) if config.tables else ()
+    return (*tables, "bucket") if is_bucket(config.directory) else tables
+
+
 def make(config: Config, context: ExporterContext) -> Exporter:
     """Return the exporter; the directory is looked at when the first event comes."""
-    if config.tables:
-        need("otel")
+    for extra in needs(config):
+        need(extra)
     return FilesExporter(config, context)
 
 
@@ -147,7 +188,9 @@ class FilesExporter:
     def __init__(self, config: Config, context: ExporterContext) -> None:
         self._config = config
         self._context = context
-        self._directory = PurePath(context.base_dir, config.directory)
+        self._place, self._root = _place_of(config, context)
+        # Whether files can be written where they are to go: not known yet.
+        self._checked = False
         self._staging: FileStaging | None = None
         # Events that are durable here, although nobody heard so: passed over once.
         self._known: set[JournalIdentity] = set()
@@ -164,8 +207,13 @@ class FilesExporter:
         """Publish what quivers that are gone left behind; begin to watch the age of journals."""
         # Only tidying up: what is left behind stays, and the next start tries again. A disk that
         # fails shows itself with the first event.
-        with contextlib.suppress(OSError, _Busy):
+        with contextlib.suppress(OSError, HoldfastError, _Busy):
             await self._on_disk(self._adopt)
+        # Told before the first event, which may be long in coming; and then again by its failure.
+        try:
+            await self._on_disk(self._check)
+        except (HoldfastError, _Busy) as error:
+            log.error("%s: nothing can be written: %s", self._context.name, error)
         self._keeper = asyncio.create_task(self._keep())
 
     async def send(self, events: Sequence[Event]) -> Answer:
@@ -185,6 +233,8 @@ class FilesExporter:
             return all_failed(len(events), _held(held))
         except OSError as error:
             return all_failed(len(events), _disk_failure(error))
+        except HoldfastError as error:
+            return all_failed(len(events), _bucket_failure(error))
         # The keeper may be waiting without a deadline, for there was no journal before.
         self._changed.set()
         return Answer(failed)
@@ -203,11 +253,12 @@ class FilesExporter:
                 raise
         try:
             await self._on_disk(self._close)
-        except OSError as error:
-            log.warning("%s: the last file is not complete: %s", self._context.name, error.strerror)
+        except (OSError, HoldfastError) as error:
+            log.warning("%s: the last file is not complete: %s", self._context.name, _said(error))
 
     async def _keep(self) -> None:
         """Complete files when they are old enough, without waiting for the next event."""
+        pause_s = PUBLISH_RETRY_S
         while True:
             due_in_s = self._staging.due_in_s() if self._staging else None
             with contextlib.suppress(TimeoutError):
@@ -218,12 +269,14 @@ class FilesExporter:
                 continue
             try:
                 await self._on_disk(self._staging.publish_if_due)
+                pause_s = PUBLISH_RETRY_S
             except _Busy:
                 await asyncio.sleep(PUBLISH_RETRY_S)
-            except OSError as error:
+            except (OSError, HoldfastError) as error:
                 name = self._context.name
-                log.warning("%s: a file cannot be completed yet: %s", name, error.strerror)
-                await asyncio.sleep(PUBLISH_RETRY_S)
+                log.warning("%s: a file cannot be completed yet: %s", name, _said(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PUBLISH_RETRY_MAX_S)
 
     # ------------------------------------------------- with the disk, in a thread
 
@@ -252,6 +305,7 @@ class FilesExporter:
         """Make events durable that are not known to be: see `_on_disk`."""
         if not events:
             return
+        self._check()
         if self._staging is None:
             staging = self._staging_of(self._folder_name(events[0].quiver_id))
             # What a journal of the last process holds may not have been acknowledged: these events
@@ -265,6 +319,12 @@ class FilesExporter:
         # stays as small as what is in doubt.
         self._known.difference_update(identity_of(event) for event in events)
 
+    def _check(self) -> None:
+        """See once that files can be written, before events are taken for them."""
+        if not self._checked:
+            self._place.check()
+            self._checked = True
+
     def _as_written(self, event: Event) -> Event:
         if event.read is None or self._config.format == "parquet":
             return event
@@ -272,7 +332,7 @@ class FilesExporter:
 
     def _adopt(self) -> None:
         """Publish what other quivers left behind here, under the name of this exporter."""
-        root = self._directory / STAGING
+        root = self._root / STAGING
         disk = self._context.seam.disk
         if not disk.exists(root):
             return
@@ -307,9 +367,9 @@ class FilesExporter:
             tuple(dict.fromkeys(config.tables)),
             config.max_partitions,
         )
-        publisher = Publisher(seam.disk, self._directory, file_format, config.max_total_bytes)
+        publisher = Publisher(seam.disk, self._place, file_format, config.max_total_bytes)
         limits = FileLimits(config.max_file_bytes, config.max_file_events, config.max_file_age)
-        folder = self._directory / STAGING / folder_name
+        folder = self._root / STAGING / folder_name
         return FileStaging(seam.disk, seam.clock, folder, publisher, limits)
 
     def _folder_name(self, quiver_id: str) -> str:
@@ -322,6 +382,25 @@ _NOT_JSON = Failure(
 _BUSY = Failure(FailureClass.TRANSIENT, "the disk has not finished an earlier call", "busy")
 
 
+def _place_of(config: Config, context: ExporterContext) -> tuple[FilePlace, PurePath]:
+    """Return where files appear, and the folder of this machine that has the journals."""
+    seam = context.seam
+    if not is_bucket(config.directory):
+        folder = PurePath(context.base_dir, config.directory)
+        return FolderPlace(seam.disk, folder), folder
+    settings = config.bucket or BucketSettings()
+    bucket = seam.open_bucket(
+        BucketAccess(
+            config.directory,
+            settings.endpoint,
+            settings.allow_http,
+            {name: value.get_secret_value() for name, value in settings.options.items()},
+            settings.request_timeout_s,
+        )
+    )
+    return BucketPlace(seam.disk, bucket, seam.reached), PurePath(context.data_dir, "files")
+
+
 def _owner() -> str:
     return f"{socket.gethostname()} {os.getpid()}"
 
@@ -329,6 +408,20 @@ def _owner() -> str:
 def _held(held: LockHeld) -> Failure:
     reason = f"another process writes here: {held.owner}"
     return Failure(FailureClass.TRANSIENT, reason, "locked")
+
+
+def _bucket_failure(error: HoldfastError) -> Failure:
+    if isinstance(error, NotAllowed):
+        return Failure(FailureClass.AUTH, f"{error.message}; {error.hint}", "denied")
+    if isinstance(error, ObjectMissing):
+        reason = "the bucket does not exist: make it, or correct `directory`"
+        return Failure(FailureClass.TRANSIENT, reason, "no_bucket")
+    # What was sent may be there. It is sent again under the same name, which is no second time.
+    return Failure(FailureClass.TRANSIENT, error.message, "bucket")
+
+
+def _said(error: OSError | HoldfastError) -> str:
+    return str(error) if isinstance(error, HoldfastError) else error.strerror or str(error)
 
 
 def _disk_failure(error: OSError) -> Failure:
