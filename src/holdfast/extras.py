@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
-from urllib.parse import unquote, urlsplit
 
 from holdfast.errors import NotInstalled
 
@@ -57,6 +54,11 @@ def _installed_from() -> str | None:
     Installers write it down (PEP 610). A hint has to work as it is printed, from any folder, and no
     index has Holdfast yet.
     """
+    # Needed for a hint alone, and a fifth of what it takes to start a command.
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
     try:
         text = distribution("holdfast").read_text("direct_url.json")
         url = urlsplit(json.loads(text)["url"] if text else "")
