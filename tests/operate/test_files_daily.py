@@ -47,7 +47,7 @@ def run(*words: str) -> Any:
 def test_the_last_commit_of_a_folder_is_its_parent(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
     first = run("files", "put", str(folder))
     assert first["name"].startswith("reports/20")
     assert (first["parent"], first["read_files"], first["size_bytes"]) == (None, 5, 5000)

@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Many small files, which share chunks, a large one, and one of so many chunks that they are
     listed apart."""
-    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
     made = tmp_path / "folder"
     made.mkdir()
     monkeypatch.setattr("holdfast.store.filesets.layer_builder.INLINE_REFS_MAX", 8)

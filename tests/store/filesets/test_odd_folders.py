@@ -230,7 +230,7 @@ def test_files_that_went_are_counted(
 def test_a_file_that_changes_while_it_is_read_is_counted_and_read_again_next_time(
     store: Store, job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
     real = OpenedFile.looks_like
     writes = iter([b"torn"])
 

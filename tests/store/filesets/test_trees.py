@@ -23,7 +23,8 @@ from holdfast.store.filesets import (
     extract,
     put_tree,
 )
-from holdfast.store.filesets.layer_builder import LayerBuilder
+from holdfast.store.filesets.entry import IndexEntry
+from holdfast.store.filesets.layer_builder import IndexWriter, LayerBuilder
 from holdfast.store.filesets.restore import Restoring
 from holdfast.store.gc.leases import Job
 from holdfast.store.store import Store
@@ -112,7 +113,7 @@ def test_a_part_is_restored_by_itself(
 
 def age(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let files that were changed just now count as old enough to be trusted."""
-    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
 
 
 def test_only_what_changed_is_read_again(
@@ -140,6 +141,49 @@ def test_only_what_changed_is_read_again(
                 "sub/small": "content",
             }
             assert files.read("sub/small") == b"SMALL"
+
+
+def test_chunks_of_the_index_in_which_nothing_changed_are_taken_over_as_they_are(
+    store: Store,
+    job: Job,
+    commits: Commits,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    age(monkeypatch)
+    for number in range(600):
+        (folder / "many" / f"{number:05}").write_bytes(b"%d" % number)
+    added: list[str] = []
+    add = IndexWriter.add
+
+    def count(self: IndexWriter, entry: IndexEntry) -> None:
+        added.append(entry.path)
+        add(self, entry)
+
+    monkeypatch.setattr(IndexWriter, "add", count)
+    first = put_tree(store, job, folder)
+    every = len(added)
+    with committed(commits, job, "first", first) as parent:
+        seen = commits.get("first").seen
+        for change in ("nothing", "one file", "many files", "a removed one"):
+            if change == "one file":
+                (folder / "many/00300").write_bytes(b"another")
+            elif change == "many files":
+                for number in range(0, 600, 7):
+                    (folder / "many" / f"{number:05}").write_bytes(b"others")
+            elif change == "a removed one":
+                (folder / "many/00301").unlink()
+            added.clear()
+            tree = put_tree(store, job, folder, parent=parent, parent_seen=seen)
+            if change in ("nothing", "one file"):
+                # Those that are full before their paths end them are made anew.
+                assert len(added) < every * 3 // 4
+                assert "many/00300" in added or change == "nothing"
+            with monkeypatch.context() as plain:
+                plain.setattr(LayerBuilder, "would_take_over", lambda self, index: False)
+                one_by_one = put_tree(store, job, folder, parent=parent, parent_seen=seen)
+            assert tree.layer == one_by_one.layer, change
 
 
 def test_a_file_that_was_just_changed_is_not_trusted(

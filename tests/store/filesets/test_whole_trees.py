@@ -176,7 +176,7 @@ def test_a_tree_is_restored_as_it_was_and_put_on_its_parent_is_a_whole_put(
         pytest.MonkeyPatch.context() as patched,
     ):
         # What was changed a moment ago counts as old: the clock of files is fine enough here.
-        patched.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
+        patched.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
         root = Path(scratch) / "root"
         root.mkdir()
         tree = Tree(root, seed)
@@ -213,7 +213,7 @@ def test_an_older_parent_is_given_what_it_did_not_keep_without_reading(
     store: Store, job: Job, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Commits of versions that kept neither owners nor folders' times."""
-    monkeypatch.setattr("holdfast.store.filesets.folder_writer.RACY_NS", -(10**18))
+    monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
     with monkeypatch.context() as older:
         module = importlib.import_module("holdfast.store.filesets.folder_writer")
         nobody: Any = {"uid": None, "gid": None, "user": None, "group": None}

@@ -31,6 +31,13 @@ class LostRange(NamedTuple):
     why: str
 
 
+class IndexLeaf(NamedTuple):
+    """A chunk of 'i' entries, and the 'r' entry that stands for it."""
+
+    span: pb.Index
+    node: IndexNode
+
+
 class IndexNodes:
     """Index chunks, parsed; the last `max_nodes` of them are kept. Safe to share among threads."""
 
@@ -132,6 +139,13 @@ class IndexCursor:
 
         A range that cannot be opened is an error, or is given to `lost` and passed over.
         """
+        for leaf, at, end in self.leaves(lost):
+            yield leaf.node.paths[at:end], leaf.node.indexes[at:end]
+
+    def leaves(
+        self, lost: Callable[[LostRange], None] | None = None
+    ) -> Iterator[tuple[IndexLeaf, int, int]]:
+        """Yield the chunks of 'i' entries that are left, and which entries of each."""
         while self.path is not None:
             if self.is_range:
                 try:
@@ -144,7 +158,8 @@ class IndexCursor:
                 continue
             node, at = self._stack[-1]
             end = len(node.paths) if self._hi is None else bisect_left(node.paths, self._hi)
-            yield node.paths[at:end], node.indexes[at:end]
+            above, behind = self._stack[-2]
+            yield IndexLeaf(above.indexes[behind - 1], node), at, end
             self._stack[-1] = (node, len(node.paths))
             self._settle()
 

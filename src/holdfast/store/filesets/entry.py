@@ -42,11 +42,20 @@ class IndexEntry(NamedTuple):
 
 
 class IndexNode(NamedTuple):
-    """The entries of one index chunk. `is_leaf`: they are 'i' entries."""
+    """The entries of one index chunk. `is_leaf`: they are 'i' entries.
+
+    `data` is the chunk, and `ends` says where each entry ends in it.
+    """
 
     is_leaf: bool
     paths: list[str]
     indexes: list[pb.Index]
+    data: bytes = b""
+    ends: Sequence[int] = ()
+
+    def entry(self, number: int) -> bytes:
+        """Return an entry as it stands in the chunk."""
+        return self.data[self.ends[number - 1] if number else 0 : self.ends[number]]
 
 
 def message_of(ref: DataRef) -> pb.DataRef:
@@ -142,14 +151,14 @@ def is_plain_index(index: pb.Index) -> bool:
     )
 
 
-def file_entry(index: pb.Index, *, plain: bool) -> IndexEntry:
-    """Return the 'i' entry for what a layer does to a path."""
+def file_entry(index: pb.Index, *, plain: bool, data: bytes = b"") -> IndexEntry:
+    """Return the 'i' entry for what a layer does to a path; `data` is it, if that is known."""
     path = index.path
     children = dict.fromkeys([ref.chunk.hash for ref in index.data_op.data_ref])
     return IndexEntry(
         path=path,
         last_path=path,
-        data=pack_entry(index, tar.INDEX),
+        data=data or pack_entry(index, tar.INDEX),
         files=1 if index.present else 0,
         entries=1,
         size_bytes=index.size_bytes,
@@ -182,7 +191,7 @@ def tombstone_entries(folders: Iterable[str]) -> bytes:
 
 def parse_node(data: bytes, where: str) -> IndexNode:
     """Return the entries of an index chunk, after checking headers, order and messages."""
-    kinds, bodies = _split(data, where)
+    kinds, bodies, ends = _split(data, where)
     kind = kinds.pop()
     if kinds or kind not in _TYPES:
         raise tar.damaged("index entries of several kinds are mixed", where)
@@ -196,15 +205,16 @@ def parse_node(data: bytes, where: str) -> IndexNode:
     # circles.
     if not all(map(operator.lt, paths, paths[1:])):
         raise tar.damaged("index entries are not sorted", where)
-    return IndexNode(kind == tar.INDEX[0], paths, indexes)
+    return IndexNode(kind == tar.INDEX[0], paths, indexes, data, ends)
 
 
-def _split(data: bytes, where: str) -> tuple[set[int], list[bytes]]:
-    """Return the types that occur in a stream, and the bodies of its index entries."""
+def _split(data: bytes, where: str) -> tuple[set[int], list[bytes], list[int]]:
+    """Return the types that occur in a stream, and the bodies and ends of its index entries."""
     size_bytes = len(data)
     if not size_bytes or size_bytes % _BLOCK:
         raise tar.damaged(f"an index of {size_bytes} bytes is cut off", where)
     bodies: list[bytes] = []
+    ends: list[int] = []
     kinds: set[int] = set()
     at = 0
     try:
@@ -213,16 +223,17 @@ def _split(data: bytes, where: str) -> tuple[set[int], list[bytes]]:
             if not _matches_checksum(header):
                 raise tar.damaged("the header of an index entry does not match its checksum", where)
             body_bytes, kind = int(header[124:135], 8), header[156]
-            at += _BLOCK
+            body = at + _BLOCK
+            at = body + body_bytes + (-body_bytes % _BLOCK)
             if kind != tar.PAX[0]:  # the message holds the whole path, too
                 kinds.add(kind)
-                bodies.append(data[at : at + body_bytes])
-            at += body_bytes + (-body_bytes % _BLOCK)
+                bodies.append(data[body : body + body_bytes])
+                ends.append(at)
     except ValueError:
         raise tar.damaged("an index entry has a number that is none", where) from None
     if at != size_bytes or not bodies:
         raise tar.damaged("the last index entry is cut off", where)
-    return kinds, bodies
+    return kinds, bodies, ends
 
 
 def _matches_checksum(header: bytes) -> bool:

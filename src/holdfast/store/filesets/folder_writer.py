@@ -3,41 +3,23 @@
 The folder comes in order of its paths, so nothing is buffered or sorted: small files go straight
 into shared chunks, large ones into their own, and the index behind them. The layer takes away all
 older files, and holds all of the folder's. Its entries that did not change are the bytes they were,
-and so are the chunks of its index. Those whose content the store has lost are read again.
-
-The parent commit (`PreviousTree`) is walked beside the folder. It may have lost chunks since it was
-made, and what refers to one of them must not be taken over: so the chunks of many entries together
-are looked up in the database, and files of lost ones are read again, which brings the chunks back.
-Where the index itself, or the table of how files looked, is lost, the files it described are read.
-
-`SeenFiles` says what files looked like on disk when they were stored. It is a table beside the
-commit's index, not in it: it says nothing about the files' content, and equal folders on two disks
-must have equal indexes. For each file two numbers of 64 bits, little-endian: xxh3-64 of its path,
-and of its size, time of change of content, time of change of anything, and inode (four numbers of
-64 bits). The rows are sorted by the first. A file that was changed less than `RACY_NS` before the
-folder was read is left out: another change may have the same time.
+and so are the chunks of its index: one in which nothing changed is taken over as it is. Those whose
+content the store has lost are read again (`previous_tree`).
 """
 
 from __future__ import annotations
 
-import itertools
-import operator
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
-from xxhash import xxh3_64_intdigest
-
-from holdfast.errors import Damaged, ObjectMissing
 from holdfast.seam.folders import FolderEntry
-from holdfast.store.chunks.reader import ChunkReader
 from holdfast.store.chunks.writer import ChunkWriter, NewChunks
 from holdfast.store.filesets import algebra
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.algebra import Tombstones
-from holdfast.store.filesets.entry import change_of, index_of, is_plain_index, message_of
+from holdfast.store.filesets.entry import message_of
 from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.folder_reader import (
     READ_THREADS,
@@ -50,160 +32,15 @@ from holdfast.store.filesets.folder_reader import (
 from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
-from holdfast.store.filesets.merge import direct, readable_files
+from holdfast.store.filesets.previous_tree import PreviousFile, PreviousTree, SeenWriter
 from holdfast.store.filesets.ranges import RangeReader, told
 from holdfast.store.filesets.selection import Selection
-from holdfast.store.objects.objects import ChunkHash, DataRef
+from holdfast.store.objects.objects import DataRef
 
 if TYPE_CHECKING:
     from holdfast.seam.workers import WorkerPool
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
-
-RACY_NS = 1_000_000_000
-
-_ROW = struct.Struct("<QQ")
-_LOOK = struct.Struct("<QqqQ")
-
-
-def path_number(path: str) -> int:
-    """Return the number that stands for a path."""
-    return xxh3_64_intdigest(path.encode())
-
-
-def look_number(entry: FolderEntry) -> int:
-    """Return the number that stands for how a file looked."""
-    look = (entry.size_bytes, entry.mtime_ns, entry.ctime_ns, entry.inode)
-    return xxh3_64_intdigest(_LOOK.pack(*look))
-
-
-class SeenFiles:
-    """The table of a commit."""
-
-    def __init__(self, data: bytes = b"") -> None:
-        if len(data) % _ROW.size:
-            raise Damaged(
-                "the table of files seen on disk is cut off",
-                hint="Store the folder without the parent commit; `holdfast store fsck` says more.",
-            )
-        self._looks: dict[int, int] = dict(_ROW.iter_unpack(data))
-
-    def is_same(self, entry: FolderEntry) -> bool:
-        """Whether a file looks as it did when it was stored."""
-        return self._looks.get(path_number(entry.path)) == look_number(entry)
-
-
-class SeenWriter:
-    """Collects the table while files are stored: 16 bytes for each."""
-
-    def __init__(self, began_ns: int) -> None:
-        self._began_ns = began_ns
-        self._rows: list[tuple[int, int]] = []
-
-    def add(self, entry: FolderEntry) -> None:
-        """Note a file as it looked before it was read."""
-        # A file changed in the second before we looked may change once more within the same tick
-        # of the filesystem's clock, and look the same. git calls such files racy.
-        if self._began_ns - max(entry.mtime_ns, entry.ctime_ns) > RACY_NS:
-            self._rows.append((path_number(entry.path), look_number(entry)))
-
-    def data(self) -> Iterator[bytes]:
-        """Yield the bytes of the table."""
-        self._rows.sort(key=operator.itemgetter(0))
-        yield b"".join(itertools.starmap(_ROW.pack, self._rows))
-
-
-# Entries whose chunks are looked up together.
-LOOKED_UP_ENTRIES = 4096
-
-_IndexedPath = tuple[str, pb.Index]
-
-
-class PreviousTree:
-    """What the parent holds, and which of it is still stored; None: there is no parent."""
-
-    def __init__(self, parent: FileSet | None, seen: Sequence[DataRef]) -> None:
-        self._table = SeenFiles()
-        self._files: Iterator[_IndexedPath] = iter(())
-        self._lost: set[bytes] = set()
-        if parent is not None and seen:
-            self._table = _table(parent.reader, seen)
-            self._files = self._looked_up(parent)
-        self._next = next(self._files, None)
-
-    def looks_same(self, entry: FolderEntry) -> bool:
-        """Whether a file looks as when the parent was made."""
-        return self._table.is_same(entry)
-
-    def find(self, entry: FolderEntry) -> pb.Index | None:
-        """Return what the parent holds of a file that looks the same; asked in order of paths."""
-        # A merge of two sorted walks: the folder's and the parent's. Neither is held in memory.
-        while self._next is not None and self._next[0] < entry.path:
-            self._next = next(self._files, None)
-        if self._next is None or self._next[0] != entry.path:
-            return None
-        index = self._next[1]
-        if not _is_same(index, entry):
-            return None
-        if is_plain_index(index):
-            return index
-        change = algebra.over_nothing(change_of(index, entry.path))
-        return index_of(entry.path, change) if change is not None else None
-
-    def lost_chunk(self, index: pb.Index) -> bytes | None:
-        """Return the first chunk of what was found that is lost; None: it is all there."""
-        if not self._lost:
-            return None
-        chunks = (ref.chunk.hash for ref in index.data_op.data_ref)
-        return next((chunk for chunk in chunks if chunk in self._lost), None)
-
-    def _looked_up(self, parent: FileSet) -> Iterator[_IndexedPath]:
-        """Yield the parent's entries, after looking up the chunks of many of them in one query.
-
-        The lookup runs ahead of the walk: when `lost_chunk` is asked about an entry, it knows.
-        """
-        entries = readable_files(parent.nodes, parent.sources, lambda lost: None)
-        asked: set[ChunkHash] = set()
-        while some := list(itertools.islice(entries, LOOKED_UP_ENTRIES)):
-            refs = [ref for _, index in some for ref in index.data_op.data_ref]
-            chunks = {ChunkHash(ref.chunk.hash) for ref in refs}
-            self._lost |= parent.reader.missing(chunks - asked)
-            lists = [ref for ref in refs if ref.indirect and ref.chunk.hash not in self._lost]
-            self._lost |= _incomplete(parent.reader, lists)
-            asked = chunks
-            yield from some
-
-
-def _is_same(index: pb.Index, entry: FolderEntry) -> bool:
-    """Say whether an entry is still of the kind, mode and size that the parent holds."""
-    known = index.metadata
-    if entry.kind == "link":
-        return known.HasField("link_target")
-    if known.mode != entry.mode or known.HasField("link_target"):
-        return False
-    return entry.kind == "folder" or index.size_bytes == entry.size_bytes
-
-
-def _table(reader: ChunkReader, seen: Sequence[DataRef]) -> SeenFiles:
-    try:
-        return SeenFiles(b"".join(reader.read(seen)))
-    except (Damaged, ObjectMissing):
-        return SeenFiles()  # then every file is read
-
-
-def _incomplete(reader: ChunkReader, lists: Iterable[pb.DataRef]) -> set[bytes]:
-    """Return the lists of references that cannot be read, or name a chunk that is lost."""
-    found: set[bytes] = set()
-    for ref in lists:
-        try:
-            inner = {one.hash for _, one in direct(reader, [ref])}
-        except (Damaged, ObjectMissing):
-            found.add(ref.chunk.hash)
-            continue
-        if reader.missing(inner):
-            found.add(ref.chunk.hash)
-    return found
-
 
 StoreProgress = Callable[[int, int], None]
 
@@ -317,6 +154,7 @@ class _Tree:
         self._reader = reader
         self._builder = LayerBuilder(store.chunks, writer)
         self._before = before
+        self._unchanged = _Unchanged(self._builder)
         self._small_bytes = store.chunks.chunking.small_file_bytes
         self._seen = SeenWriter(store.references.seam.clock.wall_ns())
         self._xattrs_max_bytes = min(XATTRS_BYTES_MAX, store.chunks.chunking.max_bytes // 4)
@@ -333,6 +171,7 @@ class _Tree:
                 progress(self._counts.files, self._counts.read_bytes)
             else:
                 self._add_other(found)
+        self._unchanged.flush()
         # The layer replaces everything older: a file that is gone from the folder needs no entry
         # of its own.
         layer = self._builder.close(Tombstones([""]))
@@ -354,12 +193,13 @@ class _Tree:
         """Store a folder or a symbolic link."""
         entry = found.entry
         before = self._before.find(entry) if found.is_skipped else None
-        if before is not None and before.metadata.HasField("uid"):
-            self._builder.add_again(before)
+        if before is not None and before.message.metadata.HasField("uid"):
+            self._unchanged.add(before)
         else:
+            self._unchanged.flush()
             target = found.link_target
             if found.is_skipped and entry.kind == "link":
-                target = before.metadata.link_target if before else self._reader.target(entry)
+                target = self._reader.target(entry) if before is None else before.link_target
                 if target is None:
                     return
             metadata = self._metadata(found, found.xattrs)._replace(link_target=target)
@@ -371,30 +211,32 @@ class _Tree:
         """Take a file over from the parent, or store another name of it, or read it."""
         entry = found.entry
         before = self._before.find(entry) if found.is_skipped else None
-        lost = self._before.lost_chunk(before) if before is not None else None
+        lost = self._before.lost_chunk(before.message) if before is not None else None
         if before is not None and lost is None:
             self._take_over(found, before)
             self._seen.add(entry)
-        # From cheap to dear: taken over by reference, named again, read.
-        elif not self._add_again(found) and not self._read(found, lost):
-            return
+        else:
+            self._unchanged.flush()
+            # From cheap to dear: taken over by reference, named again, read.
+            if not self._add_again(found) and not self._read(found, lost):
+                return
         self._counts.files += 1
 
-    def _take_over(self, found: FoundFile, before: pb.Index) -> None:
+    def _take_over(self, found: FoundFile, before: PreviousFile) -> None:
         """Store what the parent holds of a file, with what is known of it now."""
-        entry = found.entry
-        refs = tuple(before.data_op.data_ref)
+        entry, known = found.entry, before.message.metadata
+        refs = tuple(before.message.data_op.data_ref) if entry.links > 1 else ()
         first = self._links.first(entry, refs) if entry.links > 1 else ""
         # The parent may be of a version that kept no owners, or the first name of the file may be
         # another one now. Then metadata is made again; content is taken over all the same.
-        if not before.metadata.HasField("uid") or before.metadata.hard_link != first:
-            kept = Metadata(sparse=before.metadata.sparse or None)
+        if not known.HasField("uid") or known.hard_link != first:
+            kept = Metadata(sparse=known.sparse or None)
             metadata = self._metadata(found, self._reader.xattrs(entry), first, kept)
             renewed = pb.Index()
-            renewed.CopyFrom(before)
+            renewed.CopyFrom(before.message)
             renewed.metadata.CopyFrom(metadata.to_message() or pb.Metadata())
-            before = renewed
-        self._builder.add_again(before)
+            before = PreviousFile(entry.path, renewed)
+        self._unchanged.add(before)
 
     def _add_again(self, found: FoundFile) -> bool:
         """Store another name of a file that was stored under one already; False: it was not."""
@@ -480,6 +322,37 @@ class _Tree:
         refs = self._writer.put_stream(blocks)
         self._counts.read_bytes += sum(ref.size_bytes for ref in refs)
         return tuple(map(message_of, refs))
+
+
+class _Unchanged:
+    """Entries that are taken over from the parent, in runs that begin with a chunk of its index.
+
+    Where a run comes to be all of the chunk, the chunk is taken over as it is: its entries are not
+    packed, hashed and stored again. Whoever adds anything else to the layer calls `flush` first.
+    """
+
+    def __init__(self, builder: LayerBuilder) -> None:
+        self._builder = builder
+        self._run: list[PreviousFile] = []
+
+    def add(self, file: PreviousFile) -> None:
+        """Take the next path, as the parent has it."""
+        run, leaf = self._run, file.leaf
+        if run and (leaf is not run[0].leaf or file.number != len(run)):
+            self.flush()
+        begins = file.number == 0 and leaf is not None and self._builder.would_take_over(leaf.span)
+        if leaf is None or not (run or begins):
+            self._builder.add_again(file.message, file.data)
+            return
+        run.append(file)
+        if len(run) == len(leaf.node.paths) and self._builder.takes_over(leaf.span):
+            run.clear()
+
+    def flush(self) -> None:
+        """Add what was met of a chunk one by one: something else stands in it now."""
+        for file in self._run:
+            self._builder.add_again(file.message, file.data)
+        self._run.clear()
 
 
 class _LinkName(NamedTuple):

@@ -221,7 +221,7 @@ class LayerBuilder:
         self._small_bytes = chunks.chunking.small_file_bytes
         self._small = chunks.small_files(writer)
         self._index = IndexWriter(writer.put, CutRule(self._max_bytes))
-        self._waiting: deque[tuple[str, Change[Content] | pb.Index]] = deque()
+        self._waiting: deque[tuple[str, Change[Content] | IndexEntry]] = deque()
         self._collisions = Collisions() if check_collisions else None
 
     def store_small(self, path: str, data: bytes) -> PackedFile:
@@ -238,15 +238,22 @@ class LayerBuilder:
             self._collisions.check(path)
         self._wait(path, change)
 
-    def add_again(self, index: pb.Index) -> None:
-        """Take the next path as another layer has it: a plain entry, whose content is stored."""
+    def add_again(self, index: pb.Index, data: bytes = b"") -> None:
+        """Take the next path as another layer has it: a plain entry, whose content is stored.
+
+        `data` is the entry as it stands in that layer, if it is at hand.
+        """
         if self._collisions:
             self._collisions.check(index.path)
-        self._wait(index.path, index)
+        self._wait(index.path, file_entry(index, plain=True, data=data))
+
+    def would_take_over(self, index: pb.Index) -> bool:
+        """Whether a range that comes next can be taken as it is, and makes the same index."""
+        return not self._waiting and self._index.takes_over(index)
 
     def takes_over(self, index: pb.Index) -> bool:
         """Take a range as it is, if that makes the same index as its entries would."""
-        if self._waiting or not self._index.takes_over(index):
+        if not self.would_take_over(index):
             return False
         self._index.take_over(index)
         return True
@@ -259,7 +266,7 @@ class LayerBuilder:
         refs = [self._put_whole(data) for data in self._tombstone_chunks(tombstones)]
         return Layer(root, tuple(refs), len(tombstones))
 
-    def _wait(self, path: str, change: Change[Content] | pb.Index) -> None:
+    def _wait(self, path: str, change: Change[Content] | IndexEntry) -> None:
         self._waiting.append((path, change))
         if len(self._waiting) > WAITING_MAX:
             self._small.flush()
@@ -274,8 +281,8 @@ class LayerBuilder:
         waiting = self._waiting
         while waiting:
             path, change = waiting[0]
-            if isinstance(change, pb.Index):
-                self._index.add(file_entry(change, plain=True))
+            if isinstance(change, IndexEntry):
+                self._index.add(change)
             elif _is_stored(change):
                 self._index.add(self._entry(path, change))
             else:
