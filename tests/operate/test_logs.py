@@ -6,6 +6,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -52,6 +54,30 @@ def test_lines_are_json_with_everything_in_fields() -> None:
     assert (first["destination"], first["worker"]) == ("marquez", 3)
     assert first["time"].endswith("Z")
     assert "ValueError: broken" in second["exception"]
+
+
+def test_nothing_for_people_is_loaded_for_lines_of_json() -> None:
+    """rich is 6 MB, in every service."""
+    program = """
+import logging, sys
+from holdfast.graph.model import LoggingSettings
+from holdfast.operate import logs
+handler = logs.set_up(LoggingSettings(format=sys.argv[1]))
+logging.getLogger("holdfast").warning("here")
+handler.close()
+print("rich" in sys.modules)
+"""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", program, form],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_S,
+        ).stdout.strip()
+        for form in ("json", "console")
+    ]
+    assert found == ["False", "True"]
 
 
 def test_lines_for_people_are_no_json() -> None:

@@ -1,8 +1,9 @@
 """Holdfast's own log: lines of JSON, or for people, on standard error, and never in the way.
 
-Everything logs through the standard library; structlog makes the lines. A line is cut at a length,
-each severity has a limit of lines per second, and a separate thread writes them, because the reader
-of the log may be slow and an event loop must not wait. Lines left out are counted and reported.
+Everything logs through the standard library; structlog makes the lines for people. A line is cut
+at a length, each severity has a limit of lines per second, and a separate thread writes them:
+the reader of the log may be slow, and an event loop must not wait. Lines left out are counted and
+reported.
 
 A log that blocks is a denial of service: a gateway whose standard error is a pipe to a stuck
 program would stop in the middle of whatever it was about to say. Between losing lines and losing
@@ -18,10 +19,10 @@ import queue
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import orjson
-import structlog
 
 from holdfast.graph.model import LoggingSettings
 
@@ -30,6 +31,9 @@ WAITING_LINES_MAX = 1000
 # How long `close` waits for them.
 CLOSE_S = 2.0
 _CUT = " …cut"
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%S.%fZ"
+# What every record has; the rest was given by `extra`. The last two are made by other formatters.
+_OWN_OF_A_RECORD = {*logging.makeLogRecord({}).__dict__, "message", "asctime"}
 
 
 class LogHandler(logging.Handler):
@@ -156,12 +160,43 @@ def set_level(settings: LoggingSettings) -> None:
 
 def _formatter(people: bool, stream: TextIO, worker: int | None) -> logging.Formatter:
     """Return the formatter of lines: coloured columns for people, JSON for programs."""
+    return _columns(stream, worker) if people else JsonLines(worker)
+
+
+class JsonLines(logging.Formatter):
+    """An object in each line, with whatever a record was given by `extra`."""
+
+    def __init__(self, worker: int | None) -> None:
+        super().__init__()
+        self._worker = {} if worker is None else {"worker": worker}
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {"level": record.levelname.lower(), "logger": record.name}
+        fields |= {key: v for key, v in record.__dict__.items() if key not in _OWN_OF_A_RECORD}
+        fields |= self._worker
+        fields["time"] = datetime.fromtimestamp(record.created, UTC).strftime(_TIME_FORMAT)
+        if record.stack_info:
+            fields["stack_info"] = record.stack_info
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        fields["message"] = record.getMessage()
+        return orjson.dumps(fields, default=str).decode()
+
+
+def _columns(stream: TextIO, worker: int | None) -> logging.Formatter:
+    """Return what makes lines for people.
+
+    Imported here: with it comes rich, which is 6 MB that a service, whose log nobody watches, does
+    not need.
+    """
+    import structlog
 
     def add_worker(logger: Any, method: str, event: Any) -> Any:
         if worker is not None:
             event["worker"] = worker
         return event
 
+    colors = stream.isatty() and "NO_COLOR" not in os.environ
     shared: list[Any] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -169,21 +204,10 @@ def _formatter(people: bool, stream: TextIO, worker: int | None) -> logging.Form
         add_worker,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
     ]
-    ending: list[Any]
-    if people:
-        colors = stream.isatty() and "NO_COLOR" not in os.environ
-        ending = [structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time")]
-    else:
-        ending = [
-            structlog.processors.format_exc_info,
-            structlog.processors.EventRenamer("message"),
-            structlog.processors.JSONRenderer(serializer=_as_json),
-        ]
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *ending],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time"),
+        ],
     )
-
-
-def _as_json(event: Any, default: Any = None, **_: Any) -> str:
-    return orjson.dumps(event, default=str).decode()

@@ -351,9 +351,15 @@ def suit_a_gateway() -> None:
 
 
 def leave_alone_what_is_here() -> None:
-    """Look for garbage once, then never again at what is left: modules, settings, schemas."""
+    """Look for garbage once, then never again at what is left: modules, settings, schemas.
+
+    What only the start needed goes back to the system: it lies between what stays, so that the C
+    library would keep it.
+    """
     gc.collect()
     gc.freeze()
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 # What runs Spark beside a gateway.
