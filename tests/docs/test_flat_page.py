@@ -7,9 +7,12 @@ from collections.abc import Iterable
 import pyarrow as pa
 from scripts.dump_format import DOCS, table_rows
 
-from holdfast.signals.otlp.flat.pieces import CALL_BYTES_MAX
 from holdfast.signals.otlp.flat.schema import ATTRIBUTES, SCHEMAS, VALUE
-from holdfast.signals.otlp.flat.table import JOINED_BYTES_MAX, TABLE_BYTES_MAX
+from holdfast.signals.otlp.flat.table import (
+    JOINED_BYTES_MAX,
+    TABLE_BYTES_MAX,
+    TOGETHER_BYTES_MAX,
+)
 
 PAGE = (DOCS / "flat.md").read_text()
 STRUCTS = ("entity_ref", "event", "link", "buckets", "quantile", "exemplar")
@@ -45,4 +48,4 @@ def test_columns_have_the_types_the_page_gives() -> None:
 
 def test_bounds_are_those_of_the_code() -> None:
     numbers = [int(row[1].split()[0]) for row in table_rows(PAGE, "flat bounds")]
-    assert numbers == [CALL_BYTES_MAX, JOINED_BYTES_MAX, TABLE_BYTES_MAX]
+    assert numbers == [TOGETHER_BYTES_MAX, JOINED_BYTES_MAX, TABLE_BYTES_MAX]

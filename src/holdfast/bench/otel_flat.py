@@ -22,13 +22,11 @@ from holdfast.bench.scale import OtelScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.errors import CheckFailed
 from holdfast.signals.otlp.flat.nested import converter
-from holdfast.signals.otlp.flat.pieces import CALL_BYTES_MAX
-from holdfast.signals.otlp.flat.table import CALLS_AT_ONCE, flat_batches
+from holdfast.signals.otlp.flat.table import TOGETHER_BYTES_MAX, flat_batches
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 
 _ITEMS = 100
-_TOGETHER_BYTES = CALLS_AT_ONCE * CALL_BYTES_MAX
 
 
 def measure_flat_tables(
@@ -56,7 +54,7 @@ def measure_flat_tables(
 
 
 def _parse(kind: OtlpKind, requests: Sequence[bytes]) -> Callable[[], float]:
-    together = max(1, _TOGETHER_BYTES // len(requests[0]))
+    together = max(1, TOGETHER_BYTES_MAX // len(requests[0]))
 
     def contend() -> float:
         with Stopwatch() as watch:

@@ -102,13 +102,13 @@ def _extras() -> Iterator[MachineFinding]:
 
 
 def _flat_tables() -> MachineFinding:
-    """Say who makes tables of telemetry: both ways give the same, at another speed."""
+    """Say who writes requests of tables: both ways give the same, at another speed."""
     from holdfast.signals.otlp.flat.nested import Converter, converter
 
     package = "ptars" if converter() is Converter.PTARS else "protobuf"
     found = f"by {package} {importlib.metadata.version(package)}"
     health: Health = "ok" if converter() is Converter.PTARS else "warn"
-    advice = f"several times slower than with ptars: {install_command('otel')}"
+    advice = f"back to requests several times slower than by ptars: {install_command('otel')}"
     return MachineFinding("flat tables", health, found, advice)
 
 

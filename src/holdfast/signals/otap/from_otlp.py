@@ -40,9 +40,10 @@ from holdfast.signals.otap.plans import (
     TablePlan,
 )
 from holdfast.signals.otap.schemas import COLUMNS
-from holdfast.signals.otlp.flat.columns import SeveralValues, check_single, struct_of
+from holdfast.signals.otlp.flat.columns import check_single, struct_of
 from holdfast.signals.otlp.flat.nested import Converter, converter, descriptor_of, write
 from holdfast.signals.otlp.flat.pieces import LEVELS, pieces_of
+from holdfast.signals.otlp.flat.wire import SeveralValues
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp

@@ -1,8 +1,8 @@
-"""Columns of nested form (`nested.py`) as columns of flat tables, and back.
+"""Columns of flat tables as columns of nested form (`nested.py`), and the keys of attributes.
 
 Nothing here looks at one row after the other, but for what is rare: keys that are there twice.
-Arrow's buffers are handed on wherever their content stays what it is, under another type: a list
-becomes a map, and an unsigned number one with a sign, without a copy.
+Arrow's buffers are handed on wherever their content stays what it is, under another type: a map
+becomes a list, and a number with a sign an unsigned one, without a copy.
 
 **Keys that are there twice.** OTLP forbids it, and says that what readers do with it cannot be
 foreseen. What duckdb does is to refuse the whole table. So the second value of a key gets a key of
@@ -17,50 +17,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.quiver.base.arrow import texts
 from holdfast.signals.otlp.flat.nested import Converter
-from holdfast.signals.otlp.flat.schema import ATTRIBUTES, VALUE
+from holdfast.signals.otlp.flat.schema import VALUE
 from holdfast.signals.otlp.flat.values import (
     as_text,
-    decoded_pairs,
-    decoded_values,
     encoded_pairs,
     encoded_values,
 )
+from holdfast.signals.otlp.flat.wire import NumpyArray, SeveralValues
 
 _NUMBERED = "\0"
 # Of more different keys, rows and keys are compared one by one: the table would be too large.
 _KEYS_MAX = 4096
-
-
-class SeveralValues(Exception):
-    """A message has more than one field of which it may have only one."""
-
-
-def as_flat(column: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return a column of nested form as the type that it has in a flat table."""
-    assert column.offset == 0, "BUG: a slice of a column"
-    if not len(column):
-        return pa.nulls(0, target)
-    if target.equals(ATTRIBUTES):
-        return _attributes(column)
-    if target.equals(VALUE):
-        return decoded_values(column)
-    if pa.types.is_list(target):
-        return _list(column, target, as_flat(column.values, target.value_type))
-    if pa.types.is_struct(target):
-        names = [field.name for field in target]
-        if "as_double" in names:
-            check_single([column.field("as_double"), column.field("as_int")])
-        children = [as_flat(column.field(field.name), field.type) for field in target]
-        return _struct(column, target, children)
-    return _number(column, target)
 
 
 def check_single(members: Sequence[pa.Array]) -> None:
@@ -89,12 +62,6 @@ def _list(column: pa.Array, target: pa.DataType, items: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(target, len(column), buffers, children=[items])
 
 
-def _struct(column: pa.Array, target: pa.DataType, children: list[pa.Array]) -> pa.Array:
-    """Return structs with other members that are null where those of the column are."""
-    buffers = column.buffers()[:1]
-    return pa.Array.from_buffers(target, len(column), buffers, children=children)
-
-
 def _number(column: pa.Array, target: pa.DataType) -> pa.Array:
     if column.type.equals(target):
         return column
@@ -103,19 +70,11 @@ def _number(column: pa.Array, target: pa.DataType) -> pa.Array:
     return column.cast(target)
 
 
-# --------------------------------------------------------------------- to flat tables
+# --------------------------------------------------------------------- keys
 
 
-def _attributes(column: pa.Array) -> pa.Array:
-    if not len(column.values):
-        return _list(column, ATTRIBUTES, pa.nulls(0, ATTRIBUTES.field(0).type))
-    keys, values = decoded_pairs(column.values)
-    children = {"key": _distinct(column, keys), "value": values}
-    return _list(column, ATTRIBUTES, struct_of(ATTRIBUTES.field(0).type, len(keys), children))
-
-
-def _distinct(lists: pa.Array, keys: pa.Array) -> pa.Array:
-    """Return the keys of attributes, with numbers behind those that are there twice."""
+def distinct_keys(owners: NumpyArray, rows: int, keys: pa.Array) -> pa.Array:
+    """Return the keys of attributes, with numbers behind those that a row has twice."""
     encoded_keys = keys.dictionary_encode()
     # There are few different ones: all are texts if these are.
     known = as_text(encoded_keys.dictionary)
@@ -123,25 +82,21 @@ def _distinct(lists: pa.Array, keys: pa.Array) -> pa.Array:
     if _NUMBERED not in "".join(known.to_pylist()) and len(known) <= _KEYS_MAX:
         # A place for each key in each row, of which none may be taken twice.
         # From buffers, because `to_numpy` imports pandas where it is installed.
-        owners = pc.list_parent_indices(lists).buffers()[1]
-        rows = np.frombuffer(owners, np.int64, len(keys)) * len(known)
         keys_of_rows = np.frombuffer(encoded_keys.indices.buffers()[1], np.int32, len(keys))
-        taken = np.zeros(len(lists) * len(known), bool)
-        taken[rows + keys_of_rows] = True
+        taken = np.zeros(rows * len(known), bool)
+        taken[owners * len(known) + keys_of_rows] = True
         if np.count_nonzero(taken) == len(keys):
             return keys
-    return _numbered(lists, keys)
+    return _numbered(owners, keys)
 
 
-def _numbered(lists: pa.Array, keys: pa.Array) -> pa.Array:
+def _numbered(owners: NumpyArray, keys: pa.Array) -> pa.Array:
     names: list[str] = keys.to_pylist()
-    for first, end in pairwise(lists.offsets.to_pylist()):
-        seen: Counter[str] = Counter()
-        for place in range(first, end):
-            name = names[place]
-            seen[name] += 1
-            if seen[name] > 1 or _NUMBERED in name:
-                names[place] = f"{name}{_NUMBERED}{seen[name]}"
+    seen: Counter[tuple[int, str]] = Counter()
+    for place, (owner, name) in enumerate(zip(owners.tolist(), names, strict=True)):
+        seen[owner, name] += 1
+        if seen[owner, name] > 1 or _NUMBERED in name:
+            names[place] = f"{name}{_NUMBERED}{seen[owner, name]}"
     return texts(names)
 
 

@@ -1,14 +1,15 @@
 """Requests of OTLP to a flat table: one row for each item, with what it belongs to joined to it.
 
-Requests are converted in pieces (`pieces.py`), each into nested columns (`nested.py`) of which the
-levels are then unfolded: the items are all in one column already, whatever scope they are in, and
-what stands above them is repeated by the number of its items.
+Requests are converted in pieces (`pieces.py`), some megabytes together. Of each level (resources,
+scopes, items) it is found where all messages of all requests are (`wire.py`): the items are one
+list, whatever scope they are in, each with the number of what it stands in, which is repeated by
+that.
 
 That repetition is the only thing here that can be far larger than what came: 100,000 empty spans
 of a resource with a megabyte of attributes are a request of 1.2 MB. So it is bounded, in each batch
 (`JOINED_BYTES_MAX`, by making more of them) and in a table (`TABLE_BYTES_MAX`, by refusing).
 
-Bytes in which a reader of columns would see something else than protobuf does (two values of which
+Bytes in which a reader of places would see something else than protobuf does (two values of which
 the last one counts, groups, and whatever is not valid at all) are read and written once by protobuf
 itself, which leaves what they mean, or says that they mean nothing.
 """
@@ -16,7 +17,6 @@ itself, which leaves what they mean, or says that they mean nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,26 +24,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from google.protobuf.message import DecodeError
 
-from holdfast.quiver.base.arrow import constant, numbers, texts
+from holdfast.quiver.base.arrow import texts
 from holdfast.signals.otlp.codec import SERVICE_NAME
-from holdfast.signals.otlp.flat.columns import SeveralValues, as_flat, check_single
-from holdfast.signals.otlp.flat.nested import Converter, converter, read
-from holdfast.signals.otlp.flat.pieces import CALL_BYTES_MAX, LEVELS, pieces_of
-from holdfast.signals.otlp.flat.schema import METRIC_TYPES, REQUEST, SCHEMAS, TABLES, TIME
+from holdfast.signals.otlp.flat.pieces import LEVELS, pieces_of
+from holdfast.signals.otlp.flat.points import points_of
+from holdfast.signals.otlp.flat.schema import ATTRIBUTES, REQUEST, SCHEMAS, TABLES
+from holdfast.signals.otlp.flat.wire import NumpyArray, SeveralValues, fields_of, messages_of
+from holdfast.signals.otlp.flat.wire_columns import (
+    Columns,
+    Level,
+    integers,
+    integers_in,
+    time_of,
+)
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
 from holdfast.signals.otlp.problem import NotOtlp, TooMuchMemory
 
-# So many results of calls are unfolded together, 4 MB of requests: unfolding takes a millisecond,
-# however few the items are.
-CALLS_AT_ONCE = 16
+# Requests that are converted together: that takes a millisecond, however few the items are.
+TOGETHER_BYTES_MAX = 4 * 1024 * 1024
 # What resources, scopes and metrics take in one batch.
 JOINED_BYTES_MAX = 64 * 1024 * 1024
 # A whole table; a column of texts can hold twice as much at most.
 TABLE_BYTES_MAX = 1024 * 1024 * 1024
-_NS_PER_US = 1000
-# A column by name, while a batch is put together.
-_ColumnsByName = dict[str, pa.Array]
+_AS_LISTS = pa.list_(ATTRIBUTES.field(0))
 
 
 def flat_table(
@@ -51,7 +55,6 @@ def flat_table(
     requests: Sequence[bytes],
     *,
     unreadable: MutableSequence[int] | None = None,
-    by: Converter | None = None,
 ) -> pa.RecordBatch:
     """Return the items of all requests, in their order, as `SCHEMAS` has them.
 
@@ -59,7 +62,7 @@ def flat_table(
     others are read. Raises `TooMuchMemory` where `flat_batches` has to be used.
     """
     batches, size_bytes = [], 0
-    for batch in flat_batches(kind, requests, unreadable=unreadable, by=by):
+    for batch in flat_batches(kind, requests, unreadable=unreadable):
         batches.append(batch)
         size_bytes += batch.nbytes
         if size_bytes > TABLE_BYTES_MAX:
@@ -75,20 +78,17 @@ def flat_batches(
     requests: Sequence[bytes],
     *,
     unreadable: MutableSequence[int] | None = None,
-    by: Converter | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the same rows in batches that are small, however much their resources take."""
-    by = by or converter()
-    calls = _calls(kind, requests, unreadable)
-    while some := list(islice(calls, CALLS_AT_ONCE)):
-        yield from _batches_of(kind, some, unreadable, by)
+    for some in _together(kind, requests, unreadable):
+        yield from _batches_of(kind, some, unreadable)
 
 
 # Pieces of requests, each with the place of its request.
 _PlacedPieces = list[tuple[int, bytes]]
 
 
-def _calls(
+def _together(
     kind: OtlpKind, requests: Sequence[bytes], unreadable: MutableSequence[int] | None
 ) -> Iterator[_PlacedPieces]:
     """Yield the pieces that are converted at once."""
@@ -97,7 +97,7 @@ def _calls(
     for place, request in enumerate(requests):
         try:
             for piece in pieces_of(kind, request):
-                if waiting and size_bytes + len(piece) > CALL_BYTES_MAX:
+                if waiting and size_bytes + len(piece) > TOGETHER_BYTES_MAX:
                     yield waiting
                     waiting, size_bytes = [], 0
                 waiting.append((place, piece))
@@ -117,15 +117,13 @@ def _leave_out(place: int, error: NotOtlp, unreadable: MutableSequence[int] | No
 
 def _batches_of(
     kind: OtlpKind,
-    calls: Sequence[_PlacedPieces],
+    pieces: _PlacedPieces,
     unreadable: MutableSequence[int] | None,
-    by: Converter,
 ) -> list[pa.RecordBatch]:
     try:
-        return _unfolded(kind, calls, by)
+        return _unfolded(kind, pieces)
     except (NotOtlp, SeveralValues):
-        settled = [_settled(kind, pieces, unreadable) for pieces in calls]
-        return _unfolded(kind, settled, by)
+        return _unfolded(kind, _settled(kind, pieces, unreadable))
 
 
 def _settled(
@@ -145,36 +143,29 @@ def _settled(
     return settled
 
 
-# --------------------------------------------------------------- from nested columns
+# ------------------------------------------------------------- from places to columns
 
 
-def _unfolded(
-    kind: OtlpKind, calls: Sequence[_PlacedPieces], by: Converter
-) -> list[pa.RecordBatch]:
-    message = REQUESTS[kind].DESCRIPTOR.full_name
-    nested = pa.concat_arrays(
-        [read(message, [piece for _, piece in pieces], by) for pieces in calls]
-    )
-    resource_lists = nested.field(LEVELS[kind][0])
-    resources = resource_lists.values
-    scope_lists = resources.field(LEVELS[kind][1])
-    scopes = scope_lists.values
-    item_lists = scopes.field(LEVELS[kind][2])
-    items = item_lists.values
+def _unfolded(kind: OtlpKind, pieces: _PlacedPieces) -> list[pa.RecordBatch]:
+    messages = messages_of([piece for _, piece in pieces])
+    descriptor: Any = REQUESTS[kind].DESCRIPTOR
+    fields = fields_of(messages, descriptor)
+    requests = Level(messages, descriptor, np.arange(len(pieces)), fields)
+    resources = requests.below(LEVELS[kind][0])
+    scopes = resources.below(LEVELS[kind][1])
+    items = scopes.below(LEVELS[kind][2])
     schema = SCHEMAS[TABLES[kind]]
-    scope_of = pc.list_parent_indices(item_lists)
-    metric_columns: _ColumnsByName = {}
+    scope_of = items.owners
+    metric_columns: Columns = {}
     metric_of = None
     if kind is OtlpKind.METRICS:
-        metric_columns = _metric_columns(items, schema)
-        columns, metric_of = _points(items, schema)
-        scope_of = scope_of.take(metric_of)
+        metric_columns, columns, metric_of = points_of(items, schema)
+        scope_of = scope_of[metric_of]
     else:
         columns = _items(kind, items, schema)
-    resource_of = pc.list_parent_indices(scope_lists).take(scope_of)
-    request_of = pc.list_parent_indices(resource_lists).take(resource_of)
-    places = numbers([place for pieces in calls for place, _ in pieces], pa.int32())
-    columns[REQUEST] = places.take(request_of)
+    resource_of = scopes.owners[scope_of]
+    places = np.array([place for place, _ in pieces], np.int32)
+    columns[REQUEST] = integers(places[resources.owners[resource_of]], pa.int32())
     joined = [
         (_resource_columns(resources, schema), resource_of),
         (_scope_columns(scopes, schema), scope_of),
@@ -184,7 +175,7 @@ def _unfolded(
 
 
 def _batches(
-    schema: pa.Schema, columns: _ColumnsByName, joined: Sequence[tuple[_ColumnsByName, Any]]
+    schema: pa.Schema, columns: Columns, joined: Sequence[tuple[Columns, NumpyArray | None]]
 ) -> list[pa.RecordBatch]:
     """Return the rows with what is joined to them, in batches of bounded size."""
     rows = len(columns[REQUEST])
@@ -198,21 +189,21 @@ def _batches(
         count = min(batch_rows, rows - first)
         parts = {name: column.slice(first, count) for name, column in columns.items()}
         for above, places in joined:
-            for name, column in above.items():
-                parts[name] = _repeated(column, places.slice(first, count))
+            if places is not None:
+                some = integers(places[first : first + count], pa.int64())
+                parts |= {name: _repeated(column, some) for name, column in above.items()}
         batches.append(
             pa.RecordBatch.from_arrays([parts[name] for name in schema.names], schema=schema)
         )
     return batches
 
 
-def _fits_in_one(joined: Sequence[tuple[_ColumnsByName, Any]]) -> bool:
+def _fits_in_one(joined: Sequence[tuple[Columns, NumpyArray | None]]) -> bool:
     """Whether all rows may be one batch, if all that stands above were repeated like the most."""
     size_bytes = 0
     for above, places in joined:
-        if above and len(places):
-            held = np.frombuffer(places.buffers()[1], str(places.type))
-            most = int(np.bincount(held[places.offset : places.offset + len(places)]).max())
+        if places is not None and len(places):
+            most = int(np.bincount(places).max())
             size_bytes += most * sum(column.nbytes for column in above.values())
     return size_bytes <= JOINED_BYTES_MAX
 
@@ -234,29 +225,17 @@ def _repeated(column: pa.Array, places: pa.Array) -> pa.Array:
     return column.take(places)
 
 
-def _flat_members(struct: pa.Array, schema: pa.Schema, prefix: str) -> _ColumnsByName:
-    """Return the members of a message as columns with a prefix; null where it is not there."""
-    # `flatten` carries the nulls of the whole over to its members.
-    members = zip([field.name for field in struct.type], struct.flatten(), strict=True)
-    return {
-        prefix + name: as_flat(member, schema.field(prefix + name).type) for name, member in members
-    }
-
-
-def _resource_columns(resources: pa.Array, schema: pa.Schema) -> _ColumnsByName:
-    resource = resources.field("resource")
-    columns = _flat_members(resource, schema, "resource_")
-    columns["service_name"] = _service_names(
-        resource.field("attributes"), columns["resource_attributes"]
-    )
-    columns["resource_schema_url"] = resources.field("schema_url")
+def _resource_columns(resources: Level, schema: pa.Schema) -> Columns:
+    columns = resources.members("resource", "resource_", schema)
+    columns["service_name"] = _service_names(columns["resource_attributes"])
+    columns["resource_schema_url"] = resources.column("schema_url", pa.string())
     return columns
 
 
-def _service_names(lists: pa.Array, attributes: pa.Array) -> pa.Array:
+def _service_names(attributes: pa.Array) -> pa.Array:
     """Return the service of each resource, if it is a text."""
     is_service = pc.equal(attributes.keys, texts([SERVICE_NAME])[0])
-    owners = pc.list_parent_indices(lists).filter(is_service)
+    owners = pc.list_parent_indices(attributes.cast(_AS_LISTS)).filter(is_service)
     found = attributes.items.field("string_value").filter(is_service)
     names: list[str | None] = [None] * len(attributes)
     for owner, name in zip(owners.to_pylist(), found.to_pylist(), strict=True):
@@ -264,132 +243,27 @@ def _service_names(lists: pa.Array, attributes: pa.Array) -> pa.Array:
     return texts(names)
 
 
-def _scope_columns(scopes: pa.Array, schema: pa.Schema) -> _ColumnsByName:
-    columns = _flat_members(scopes.field("scope"), schema, "scope_")
-    columns["scope_schema_url"] = scopes.field("schema_url")
+def _scope_columns(scopes: Level, schema: pa.Schema) -> Columns:
+    columns = scopes.members("scope", "scope_", schema)
+    columns["scope_schema_url"] = scopes.column("schema_url", pa.string())
     return columns
 
 
-def _items(kind: OtlpKind, items: pa.Array, schema: pa.Schema) -> _ColumnsByName:
+def _items(kind: OtlpKind, items: Level, schema: pa.Schema) -> Columns:
     columns = {
-        field.name: as_flat(items.field(field.name), schema.field(field.name).type)
-        for field in items.type
+        field.name: items.column(field.name, schema.field(field.name).type)
+        for field in items.descriptor.fields
         if field.name != "status"
     }
     if kind is OtlpKind.TRACES:
-        columns |= _flat_members(items.field("status"), schema, "status_")
-        start, end = columns["start_time_unix_nano"], columns["end_time_unix_nano"]
-        columns["time"] = _time(end)
-        columns["duration_ns"] = pc.subtract(_unless_zero(end), _unless_zero(start))
+        columns |= items.members("status", "status_", schema)
+        start, end = (
+            integers_in(columns[name]) for name in ("start_time_unix_nano", "end_time_unix_nano")
+        )
+        columns["time"] = time_of(end)
+        columns["duration_ns"] = integers(end - start, pa.int64(), (start != 0) & (end != 0))
     else:
-        known = _unless_zero(columns["time_unix_nano"])
-        columns["time"] = _time(pc.coalesce(known, columns["observed_time_unix_nano"]))
+        happened = integers_in(columns["time_unix_nano"])
+        observed = integers_in(columns["observed_time_unix_nano"])
+        columns["time"] = time_of(np.where(happened != 0, happened, observed))
     return columns
-
-
-def _unless_zero(times_ns: pa.Array) -> pa.Array:
-    """Return times with null for those that are not known."""
-    zero = constant(0, pa.int64())
-    return pc.if_else(pc.equal(times_ns, zero), pa.nulls(1, pa.int64())[0], times_ns)
-
-
-def _time(times_ns: pa.Array) -> pa.Array:
-    """Return times as such; one beyond 2262, which has the sign of one before 1970, is none."""
-    known = pc.if_else(
-        pc.greater(times_ns, constant(0, pa.int64())), times_ns, pa.nulls(1, pa.int64())[0]
-    )
-    return pc.divide(known, constant(_NS_PER_US, pa.int64())).cast(TIME)
-
-
-# ---------------------------------------------------------------------------- metrics
-
-
-def _metric_columns(metrics: pa.Array, schema: pa.Schema) -> _ColumnsByName:
-    names = ("name", "description", "unit", "metadata")
-    return {
-        f"metric_{name}": as_flat(metrics.field(name), schema.field(f"metric_{name}").type)
-        for name in names
-    }
-
-
-def _points(metrics: pa.Array, schema: pa.Schema) -> tuple[_ColumnsByName, pa.Array]:
-    """Return the points of all metrics in their order, and the place of each one's metric."""
-    check_single([metrics.field(name) for name in METRIC_TYPES])
-    found = [_TypedPoints(place, metrics.field(name)) for place, name in enumerate(METRIC_TYPES)]
-    some = [one for one in found if one.count] or found[:1]
-    metric_of = pa.concat_arrays([one.metric_of for one in some])
-    # A metric has points of one type only, so these stay in their order.
-    order = None if len(some) == 1 else pc.sort_indices(metric_of)
-    columns = {name: _point_column(name, some, order, schema) for name in _OF_POINTS}
-    check_single([columns["as_double"], columns["as_int"]])
-    for name in ("aggregation_temporality", "is_monotonic"):
-        columns[name] = _ordered([one.of_data(name, schema) for one in some], order)
-    places = pa.concat_arrays([numbers([one.place] * one.count, pa.int32()) for one in some])
-    columns["metric_type"] = texts(METRIC_TYPES).take(_ordered([places], order))
-    columns["time"] = _time(columns["time_unix_nano"])
-    whole = columns["as_int"].cast(pa.float64(), safe=False)
-    columns["value"] = pc.coalesce(columns["as_double"], whole)
-    return columns, _ordered([metric_of], order)
-
-
-# What a point has of its own, beside what its metric says of all its points.
-_OF_POINTS = (
-    *("attributes", "start_time_unix_nano", "time_unix_nano", "as_double", "as_int", "count"),
-    *("sum", "min", "max", "bucket_counts", "explicit_bounds", "scale", "zero_count"),
-    *("zero_threshold", "positive", "negative", "quantile_values", "exemplars", "flags"),
-)
-
-
-class _TypedPoints:
-    """The points of one type, in nested form."""
-
-    def __init__(self, place: int, data: pa.Array) -> None:
-        self.place = place
-        self._data = data
-        lists = data.field("data_points")
-        self._points = lists.values
-        self._names = {field.name for field in self._points.type}
-        self.metric_of = pc.list_parent_indices(lists)
-        self.count = len(self._points)
-
-    def field(self, name: str) -> pa.Array | None:
-        """Return what each point has of a field; None if points of this type have none."""
-        return self._points.field(name) if name in self._names else None
-
-    def of_data(self, name: str, schema: pa.Schema) -> pa.Array:
-        """Return what the metric says of each of its points."""
-        if name in {field.name for field in self._data.type}:
-            return self._data.field(name).take(self.metric_of)
-        return pa.nulls(self.count, schema.field(name).type)
-
-
-def _point_column(
-    name: str, some: Sequence[_TypedPoints], order: pa.Array | None, schema: pa.Schema
-) -> pa.Array:
-    """Return one column of all points.
-
-    They are put in order before they are made flat, where several types have the column: what is
-    nested still is one list of bytes where a flat column has seven within each other.
-    """
-    kind = schema.field(name).type
-    fields = [one.field(name) for one in some]
-    having = [field for field in fields if field is not None]
-    if not having:
-        return pa.nulls(sum(one.count for one in some), kind)
-    if len(having) < len(some):
-        filled = [
-            pa.nulls(one.count, kind) if field is None else as_flat(field, kind)
-            for one, field in zip(some, fields, strict=True)
-        ]
-        return _ordered(filled, order)
-    if order is None:
-        return as_flat(having[0], kind)
-    if len({field.type for field in having}) > 1:
-        return _ordered([as_flat(field, kind) for field in having], order)
-    return as_flat(_ordered(having, order), kind)
-
-
-def _ordered(parts: Sequence[pa.Array], order: pa.Array | None) -> pa.Array:
-    """Return parts behind each other, or in an order."""
-    whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    return whole if order is None else whole.take(order)

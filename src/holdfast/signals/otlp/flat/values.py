@@ -14,10 +14,9 @@ from bytes before their lengths were compared with where they end.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
@@ -26,97 +25,15 @@ from holdfast.quiver.base.arrow import texts
 from holdfast.signals.otlp.flat.json_value import message_of, text_of_array, text_of_kvlist
 from holdfast.signals.otlp.flat.nested import Converter, descriptor_of, type_of, write
 from holdfast.signals.otlp.flat.schema import VALUE
+from holdfast.signals.otlp.flat.wire import CONTINUED, Messages, NumpyArray, bitmap
 from holdfast.signals.otlp.problem import NotOtlp
 
-_NumpyArray = npt.NDArray[Any]
 # The first byte of a field: its number, and how its content is written.
 _KEY, _VALUE_FIELD = 0x0A, 0x12
 _TEXT, _BOOL, _INT, _DOUBLE, _ARRAY, _KVLIST, _BYTES = 0x0A, 0x10, 0x18, 0x21, 0x2A, 0x32, 0x3A
 _WITH_LENGTH = np.zeros(256, bool)
 _WITH_LENGTH[[_TEXT, _ARRAY, _KVLIST, _BYTES]] = True
-_NUMBER_BYTES_MAX = 10
 _DOUBLE_BYTES = 8
-_CONTINUED = 0x80
-# The size of all numbers, where none is larger.
-_ONE_BYTE = np.ones(1, np.int32)
-
-
-class _MessagePlaces(NamedTuple):
-    """Where messages are within the bytes of a column, one behind the other."""
-
-    content: _NumpyArray
-    starts: _NumpyArray
-    ends: _NumpyArray
-
-    def bytes_at(self, places: _NumpyArray) -> _NumpyArray:
-        """Return single bytes; anything for places behind the end."""
-        if not len(self.content):
-            return np.zeros(len(places), np.uint8)
-        return self.content.take(places, mode="clip")
-
-    def numbers_at(self, places: _NumpyArray) -> tuple[_NumpyArray, _NumpyArray]:
-        """Return the numbers that begin there, and how many bytes they have; 0 for too many."""
-        first = self.bytes_at(places)
-        rows = np.flatnonzero(first >= _CONTINUED)
-        if not len(rows):
-            return first.astype(np.int32), _ONE_BYTE
-        found, sizes = first.astype(np.int64), np.ones(len(places), np.int32)
-        found[rows], sizes[rows] = self._long_numbers(places[rows])
-        return found, sizes
-
-    def _long_numbers(self, places: _NumpyArray) -> tuple[_NumpyArray, _NumpyArray]:
-        found = np.zeros(len(places), np.uint64)
-        sizes = np.zeros(len(places), np.int32)
-        goes_on = np.ones(len(places), bool)
-        for place in range(_NUMBER_BYTES_MAX):
-            byte = self.bytes_at(places + place)
-            part = (byte & np.uint8(0x7F)).astype(np.uint64) << np.uint64(7 * place)
-            found |= np.where(goes_on, part, np.uint64(0))
-            sizes[goes_on & (byte < _CONTINUED)] = place + 1
-            goes_on &= byte >= _CONTINUED
-            if not goes_on.any():
-                break
-        return found.view(np.int64), sizes
-
-    def slices(
-        self, firsts: _NumpyArray, ends: _NumpyArray, flags: _NumpyArray | None = None
-    ) -> pa.Array:
-        """Return the bytes between places, which ascend; null where a flag is not set."""
-        rows = len(firsts)
-        # What is wanted and what is between are an Arrow column as they are, in turn.
-        borders = np.empty(2 * rows, np.int32)
-        borders[0::2], borders[1::2] = firsts, ends
-        buffers = [None, pa.py_buffer(borders), pa.py_buffer(self.content)]
-        in_turn = pa.Array.from_buffers(pa.binary(), max(0, 2 * rows - 1), buffers)
-        wanted = pa.py_buffer(np.arange(0, 2 * rows, 2, dtype=np.int32))
-        present = None if flags is None else bitmap(flags)
-        return in_turn.take(pa.Array.from_buffers(pa.int32(), rows, [present, wanted]))
-
-    def each(self) -> list[bytes]:
-        """Return every message by itself."""
-        whole = self.content.tobytes()
-        places = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        return [whole[first:end] for first, end in places]
-
-
-def bitmap(flags: _NumpyArray) -> pa.Buffer | None:
-    """Return the bits of an Arrow column; None if all are set."""
-    return None if flags.all() else pa.py_buffer(np.packbits(flags, bitorder="little"))
-
-
-def _offsets(column: pa.Array) -> _NumpyArray:
-    # Its buffers are read as they are: another type would be another layout.
-    kind = column.type.value_type if pa.types.is_list(column.type) else column.type
-    assert pa.types.is_binary(kind), f"BUG: a column of {kind}"
-    assert column.offset == 0, "BUG: a slice of a column"
-    buffer = column.buffers()[1]
-    if buffer is None:
-        return np.zeros(1, np.int32)
-    return np.frombuffer(buffer, np.int32, len(column) + 1)
-
-
-def _content(column: pa.Array) -> _NumpyArray:
-    return np.frombuffer(column.buffers()[2] or b"", np.uint8)
 
 
 def as_text(column: pa.Array) -> pa.Array:
@@ -130,24 +47,24 @@ def as_text(column: pa.Array) -> pa.Array:
 # ------------------------------------------------------------------------- attributes
 
 
-def decoded_pairs(column: pa.Array) -> tuple[pa.Array, pa.Array]:
+def decoded_pairs(places: Messages) -> tuple[pa.Array, pa.Array]:
     """Return messages `KeyValue` as keys, which are bytes still, and values; raises `NotOtlp`."""
-    ends = _offsets(column)
-    places = _MessagePlaces(_content(column), ends[:-1], ends[1:])
     pairs = _AttributePlaces(places)
     if not pairs.are_regular:
         places = _settled(places, KeyValue)
         pairs = _AttributePlaces(places)
         assert pairs.are_regular, "BUG: protobuf writes what is not expected of it"
     keys = places.slices(pairs.key_starts, pairs.key_ends)
-    return keys, _values(pairs.values, pairs.have_value)
+    return keys, decoded_values(pairs.values, pairs.have_value)
 
 
 class _AttributePlaces:
     """Attributes: where their keys and their values are."""
 
-    def __init__(self, places: _MessagePlaces) -> None:
+    def __init__(self, places: Messages) -> None:
         starts, ends = places.starts, places.ends
+        if self._are_short(places):
+            return
         have_key = (places.bytes_at(starts) == _KEY) & (starts < ends)
         lengths, sizes = places.numbers_at(starts + 1)
         # An empty key is not written.
@@ -165,10 +82,36 @@ class _AttributePlaces:
             (tags == _VALUE_FIELD) & (sizes > 0) & (lengths >= 0) & (value_starts + lengths == ends)
         )
         self.are_regular = bool(regular.all())
-        self.values = _MessagePlaces(places.content, value_starts, ends)
+        self.values = Messages(places.content, value_starts, ends)
+
+    def _are_short(self, places: Messages) -> bool:
+        """Find keys and values where each message has both, and neither has 128 bytes."""
+        starts, ends = places.starts, places.ends
+        lengths = places.bytes_at(starts + 1)
+        self.key_starts = starts + 2
+        self.key_ends = self.key_starts + lengths
+        value_lengths = places.bytes_at(self.key_ends + 1)
+        value_starts = self.key_ends + 2
+        if (
+            _have_any(places.bytes_at(starts) != _KEY)
+            or _have_any(lengths >= CONTINUED)
+            or _have_any(places.bytes_at(self.key_ends) != _VALUE_FIELD)
+            or _have_any(value_lengths >= CONTINUED)
+            or _have_any(value_starts + value_lengths != ends)
+        ):
+            return False
+        self.are_regular = True
+        self.have_value = np.ones(len(starts), bool)
+        self.values = Messages(places.content, value_starts, ends)
+        return True
 
 
-def _settled(places: _MessagePlaces, message: Any) -> _MessagePlaces:
+def _have_any(flags: NumpyArray) -> bool:
+    # The quickest of all ways to ask.
+    return bool(np.count_nonzero(flags))
+
+
+def _settled(places: Messages, message: Any) -> Messages:
     """Return messages as protobuf would write what it reads."""
     settled = []
     for body in places.each():
@@ -186,25 +129,14 @@ def _settled(places: _MessagePlaces, message: Any) -> _MessagePlaces:
                 read.value.ClearField("string_value_strindex")
         settled.append(read.SerializeToString())
     ends = np.cumsum([0, *map(len, settled)], dtype=np.int32)
-    return _MessagePlaces(np.frombuffer(b"".join(settled), np.uint8), ends[:-1], ends[1:])
+    return Messages(np.frombuffer(b"".join(settled), np.uint8), ends[:-1], ends[1:])
 
 
 # ----------------------------------------------------------------------------- values
 
 
-def decoded_values(column: pa.Array) -> pa.Array:
-    """Return lists of bytes that are one `AnyValue` each; null for a list without any.
-
-    Raises `NotOtlp`.
-    """
-    lists = _offsets(column)
-    # Two messages behind each other are one in which they are merged, as protobuf has it.
-    ends = _offsets(column.values)[lists]
-    places = _MessagePlaces(_content(column.values), ends[:-1], ends[1:])
-    return _values(places, np.diff(lists) > 0)
-
-
-def _values(places: _MessagePlaces, are_there: _NumpyArray) -> pa.Array:
+def decoded_values(places: Messages, are_there: NumpyArray) -> pa.Array:
+    """Return messages `AnyValue`, null where they are not there; raises `NotOtlp`."""
     values = _ValuePlaces(places)
     if not values.are_regular:
         values = _ValuePlaces(_settled(places, AnyValue))
@@ -216,10 +148,20 @@ def _values(places: _MessagePlaces, are_there: _NumpyArray) -> pa.Array:
 class _ValuePlaces:
     """Values: of which type they are, and where their content is."""
 
-    def __init__(self, places: _MessagePlaces) -> None:
+    def __init__(self, places: Messages) -> None:
         self._places = places
         starts, ends = places.starts, places.ends
-        self._tags = np.where(starts < ends, places.bytes_at(starts), np.uint8(0))
+        tags, lengths = places.bytes_at(starts), places.bytes_at(starts + 1)
+        if not (
+            _have_any(tags != _TEXT)
+            or _have_any(lengths >= CONTINUED)
+            or _have_any(starts + 2 + lengths != ends)
+        ):
+            # Short texts, as most are.
+            self._tags, self._numbers, self._firsts = tags, lengths, starts + 2
+            self.are_regular = True
+            return
+        self._tags = np.where(starts < ends, tags, np.uint8(0))
         # Lengths of those that have one, integers as they are, and what means nothing.
         self._numbers, sizes = places.numbers_at(starts + 1)
         self._firsts = starts + 1 + sizes
@@ -252,6 +194,8 @@ class _ValuePlaces:
         if not flags.any():
             return pa.nulls(len(flags), pa.binary())
         ends = self._places.ends
+        if flags.all():
+            return self._places.slices(self._firsts, ends)
         return self._places.slices(np.where(flags, self._firsts, ends), ends, flags)
 
     def _bools(self) -> pa.Array:
@@ -348,7 +292,7 @@ def _json_members(column: pa.Array) -> dict[str, pa.Array]:
     return {name: _lists(counts[name], bodies) for name, bodies in written.items()}
 
 
-def _lists(counts: _NumpyArray, bodies: Sequence[bytes]) -> pa.Array:
+def _lists(counts: NumpyArray, bodies: Sequence[bytes]) -> pa.Array:
     """Return bytes in lists of so many each."""
     places = np.concatenate([np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)])
     buffers = [None, pa.py_buffer(places)]
