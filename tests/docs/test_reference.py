@@ -14,20 +14,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import click
 import orjson
 import pytest
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 from pydantic_core import PydanticUndefined
 from scripts import code_pages, config_page, metrics_page
 from tests.processors.passing import event_of
 
+from holdfast import errors
+from holdfast.dataflow.source.options import SourceOptions
 from holdfast.deliver.exporters.classify import failure_of_status
 from holdfast.deliver.exporters.dialects import PRESETS
 from holdfast.deliver.exporters.otlp import OTLP_PRESETS
-from holdfast.graph.model import TelemetrySettings
+from holdfast.graph.model import GraphFile, TelemetrySettings
+from holdfast.operate.cli import cli
 from holdfast.operate.gateway_metrics import ALL_METRICS
-from holdfast.operate.metrics import prometheus_name
+from holdfast.operate.metrics import METRICS, prometheus_name
 from holdfast.operate.node_metrics import NODE_METRICS
 from holdfast.operate.telemetry import MESSAGE_CHARS_MAX, TRACEBACK_CHARS_MAX
 from holdfast.operate.telemetry_metrics import TELEMETRY_METRICS
@@ -309,3 +313,54 @@ def test_a_page_says_what_the_code_does(name: str) -> None:
 def test_a_page_that_says_something_else_is_found(name: str, word: str) -> None:
     page = (REFERENCE / f"{name}.md").read_text()
     assert any(told != real for _, told, real in CLAIMS[name](page.replace(word, "777")))
+
+
+def _plant_option(patch: pytest.MonkeyPatch) -> None:
+    command = cli.get_command(click.Context(cli), "doctor")
+    assert command is not None
+    patch.setattr(command, "params", [*command.params, click.Option(["--planted"])])
+
+
+def _plant_verb(patch: pytest.MonkeyPatch) -> None:
+    group = cli.get_command(click.Context(cli), "dlq")
+    assert isinstance(group, click.Group)
+    patch.setattr(group, "commands", {**group.commands, "planted": click.Command("planted")})
+
+
+def _plant_error(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(errors, "Planted", type("Planted", (errors.BadInput,), {}), raising=False)
+
+
+def _plant_metric(patch: pytest.MonkeyPatch) -> None:
+    planted = METRICS[-1]._replace(name="quiver.seal.planted")
+    patch.setattr(metrics_page, "METRICS", (*METRICS, planted))
+
+
+def _plant_setting(patch: pytest.MonkeyPatch) -> None:
+    planted = create_model("Planted", __base__=GraphFile, planted=(int, 0))
+    patch.setattr(config_page, "GraphFile", planted)
+
+
+def _plant_spark_option(patch: pytest.MonkeyPatch) -> None:
+    planted = create_model("Planted", __base__=SourceOptions, planted=(int, 0))
+    patch.setattr(code_pages, "SourceOptions", planted)
+
+
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    [
+        ("cli", _plant_option),
+        ("cli", _plant_verb),
+        ("errors", _plant_error),
+        ("metrics", _plant_metric),
+        ("config", _plant_setting),
+        ("spark", _plant_spark_option),
+    ],
+)
+def test_what_is_not_on_its_page_is_found(
+    name: str, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (REFERENCE / f"{name}.md").read_text()
+    plant(monkeypatch)
+    found = [real for _, told, real in CLAIMS[name](page) if told != real]
+    assert any("planted" in str(real).lower() for real in found), found

@@ -243,3 +243,31 @@ def test_the_demo_reconciles() -> None:
     spans = told["spans"]
     assert (spans["client"], spans["lost"]) == ("opentelemetry-sdk", 0)
     assert spans["delivered"] == spans["accepted"] > 0
+
+
+def test_a_wrong_path_is_no_traceback(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("nodes: {}")
+    wrong = call("quiver", "metrics", str(file))
+    assert (wrong.returncode, wrong.stderr.splitlines()) == (
+        2,
+        [
+            f"error: not a directory [{file}]",
+            "next: check the path, and the rights of the user who runs this",
+        ],
+    )
+    told = call("quiver", "metrics", str(file), "--json")
+    assert json.loads(told.stderr)["path"] == str(file)
+
+
+def test_a_slot_that_nothing_has_is_a_mistake(data: Path) -> None:
+    wrong = call("quiver", "cat", str(data), "--slot", "nope")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: there is no slot 'nope'\nnext: there is ")
+
+
+def test_a_bundle_of_the_future_is_not_found(data: Path) -> None:
+    told = call("explain", "999999", str(data))
+    assert told.returncode == 1
+    assert "nowhere: the newest bundle is 1" in told.stdout
+    assert call("explain", "1", str(data)).returncode == 0

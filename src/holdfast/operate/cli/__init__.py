@@ -6,15 +6,17 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
 import click
 
 from holdfast import __version__
-from holdfast.errors import BadConfig, HoldfastError, NotInstalled
+from holdfast.errors import BadConfig, BadInput, HoldfastError, NotInstalled
 from holdfast.extras import missing_extra
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import finding_line
@@ -135,6 +137,10 @@ class LazyGroup(CommandGroup):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+# What the system says of a path that the user named wrongly.
+WRONG_PATH = frozenset(
+    {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS}
+)
 # What every command ends with; docs/operate.md has the same table.
 EXIT_CODES = {
     0: "done, and nothing is lost",
@@ -174,6 +180,17 @@ def main() -> None:
     except BrokenPipeError:
         # `holdfast … | head` is no failure.
         sys.exit(0)  # the reader of our output had enough
+    except OSError as error:
+        # A path that was named and is not what it should be; anything else is a bug, and is shown.
+        if error.filename is None or error.errno not in WRONG_PATH:
+            raise
+        told = BadInput(
+            (error.strerror or str(error)).lower(),
+            hint="check the path, and the rights of the user who runs this",
+            path=os.fsdecode(error.filename) if not isinstance(error.filename, int) else None,
+        )
+        _report(told)
+        sys.exit(told.exit_code)
     sys.exit(outcome if isinstance(outcome, int) else 0)
 
 

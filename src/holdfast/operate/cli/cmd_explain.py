@@ -61,7 +61,7 @@ def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool)
             print_json({"quivers": [{"quiver": one.name, **one.fields()} for one in found]})
     else:
         _print(what, found, limit, is_text)
-    return 0 if any(one.explanations for one in found) else 1
+    return 0 if any(one.is_found for one in found) else 1
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class _QuiverMatches:
     matches: list[Match]
     # Whether there is more than was asked for.
     more: bool
+
+    @property
+    def is_found(self) -> bool:
+        """Whether there is, or was, such a bundle: a number may be one of the future."""
+        return any(one.seq <= self.inventory.last_seq for one in self.explanations)
 
     def fields(self) -> dict[str, object]:
         """Return it as JSON can hold it."""

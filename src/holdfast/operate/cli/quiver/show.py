@@ -36,7 +36,8 @@ from holdfast.quiver.base.config import AGE_MAX_S, WAIT_MAX_S
 from holdfast.quiver.cores import core_ids
 from holdfast.quiver.read.scan import OnDamage, TimeRange, only_slot, scan
 from holdfast.quiver.read.segment_progress import segment_progress
-from holdfast.quiver.segments.rows import TableMaker
+from holdfast.quiver.segments.manifest import OPAQUE
+from holdfast.quiver.segments.rows import GroupTable, TableMaker
 from holdfast.quiver.segments.segment import Segment
 from holdfast.quiver.tools.changes import ask_owner, balances
 from holdfast.quiver.tools.inspect import Inventory, inspect, removed_meanwhile
@@ -189,7 +190,7 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
     on_damage: OnDamage = "flag" if partial else "skip" if skip_damaged else "fail"
     try:
         tail = list(TableMaker(QuiverConfig()).tables(inventory.unsealed))
-        slot = slot or only_slot(inventory.segments, tail, on_damage)
+        slot = _known(slot, inventory, tail) or only_slot(inventory.segments, tail, on_damage)
         reader = scan(
             inventory.segments,
             tail,
@@ -210,6 +211,18 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
                 click.echo(json.dumps(row, default=_as_text, ensure_ascii=False))
     except Damaged as damage:
         raise removed_meanwhile(RealDisk(), damage) from None
+
+
+def _known(slot: str | None, inventory: Inventory, tail: list[GroupTable]) -> str | None:
+    """Return the slot that was named; one that no bundle has is a mistake, not an empty answer."""
+    known = {name for segment in inventory.segments for name in segment.summary.slots}
+    for made in tail:
+        known |= set(made.group.slots) if made.group.kind == OPAQUE else {made.group.slot}
+    if slot is not None and known and slot not in known:
+        raise BadInput(
+            f"there is no slot {slot!r}"[:200], hint=f"there is {', '.join(sorted(known))}"
+        )
+    return slot
 
 
 def _limited(reader: pa.RecordBatchReader, limit: int | None) -> Iterator[pa.RecordBatch]:
