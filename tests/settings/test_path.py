@@ -36,7 +36,7 @@ def test_a_file_address_is_told_as_the_path_it_means() -> None:
 
 
 def test_an_archive_on_hdfs_is_not_made_a_folder_called_hdfs() -> None:
-    with pytest.raises(ValidationError, match="only folders of this machine .* or a bucket"):
+    with pytest.raises(ValidationError, match=r"only folders of this machine .* or a bucket"):
         files.Config.model_validate({"directory": "hdfs://name/lineage"})
 
 

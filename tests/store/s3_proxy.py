@@ -17,6 +17,7 @@ class Trouble(StrEnum):
     """What happens to one request."""
 
     REFUSE = "503, and the server never hears of it"
+    DENY = "403, and the server never hears of it"
     LOSE_ANSWER = "the server does it, and the connection breaks before its answer"
     TWICE = "the server gets it twice, and its second answer goes back"
     HANG = "the server does it, and the answer never comes"
@@ -50,8 +51,8 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         def _pass(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
             trouble = proxy.next_trouble(self.command)
-            if trouble is Trouble.REFUSE:
-                self.send_response(503)
+            if trouble in (Trouble.REFUSE, Trouble.DENY):
+                self.send_response(503 if trouble is Trouble.REFUSE else 403)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
                 return

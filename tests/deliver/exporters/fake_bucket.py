@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import NoReturn
 
+from tests.patience import PATIENCE_S
+
 from holdfast.errors import NotAllowed, StoreUnavailable
 from holdfast.seam.bucket import Bucket, BucketAccess
 
@@ -33,6 +35,9 @@ class FakeBucket:
         self.puts: list[str] = []
         self.troubles: dict[int, BucketTrouble] = {}
         self.die: Callable[[], NoReturn] | None = None
+        # While it is clear, every put waits.
+        self.go_on = threading.Event()
+        self.go_on.set()
         self._late: list[tuple[str, bytes]] = []
         self._lock = threading.Lock()
 
@@ -56,6 +61,7 @@ class FakeBucket:
         with self._lock:
             self.puts.append(key)
             trouble = self.troubles.get(len(self.puts))
+        assert self.go_on.wait(PATIENCE_S)
         match trouble:
             case BucketTrouble.KILL_BEFORE | BucketTrouble.KILL_MIDWAY:
                 assert self.die is not None

@@ -236,6 +236,19 @@ def test_a_bucket_that_cannot_be_used_is_told_and_nothing_is_taken(
     assert not list(tmp_path.rglob("journal-*"))
 
 
+def test_credentials_that_are_refused_are_told_and_events_wait(
+    tmp_path: Path, place: dict[str, Any], endpoint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running_proxy(endpoint) as (proxy, address):
+        proxy.strike("PUT", Trouble.DENY, Trouble.DENY)
+        through = place | {"bucket": place["bucket"] | {"endpoint": address}}
+        refused, taken = send(exporter(tmp_path, through), numbered(1, 3), numbered(1, 3))
+    assert {failure.kind for failure in refused.failed.values()} == {FailureClass.AUTH}
+    assert "check the credentials" in caplog.text
+    assert not taken.failed
+    assert numbers(objects(place, endpoint)) == [1, 2, 3]
+
+
 def test_options_that_there_are_not_are_told_when_it_is_made(
     tmp_path: Path, place: dict[str, Any]
 ) -> None:

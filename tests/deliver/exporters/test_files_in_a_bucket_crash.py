@@ -112,7 +112,7 @@ def test_every_step_is_reached(file_format: str) -> None:
     assert set(STEPS) == {step for step in faulty.calls() if step.startswith("files.")}
     assert numbers_in(bucket) == ALL
     # Nothing is left here, and each object was sent once.
-    assert [e.name for e in disk.list(BASE / "data" / "files" / files.STAGING)] != []
+    assert [e.name for e in disk.list(BASE / "data" / files.STAGING)] != []
     assert len(bucket.puts) == len(bucket.objects)
 
 
@@ -263,6 +263,31 @@ def test_a_full_disk_refuses_and_the_bucket_gets_the_rest_later(
             make_room(disk)
         play(disk, bucket, "ndjson", [])
         assert numbers_in(bucket) == ALL
+
+
+def test_an_upload_that_outlives_its_send_is_no_second_time() -> None:
+    """What was being sent arrives; the loop, which heard nothing, sends it again."""
+    disk, bucket = fresh_disk(), FakeBucket()
+
+    async def run() -> set[str]:
+        made = exporter(disk, bucket, "ndjson")
+        await made.start()
+        for batch in BATCHES[:3]:
+            assert not (await made.send(batch)).failed
+        bucket.go_on.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await made.send(BATCHES[3])
+        busy = await asyncio.gather(*(made.send(BATCHES[3]) for _ in range(3)))
+        bucket.go_on.set()
+        for batch in BATCHES[3:]:
+            while (await made.send(batch)).failed:
+                pass
+        await made.close()
+        return {failure.code for answer in busy for failure in answer.failed.values()}
+
+    assert asyncio.run(run()) == {"busy"}
+    assert numbers_in(bucket) == ALL
 
 
 def test_points_have_names_of_their_own() -> None:

@@ -398,7 +398,7 @@ def _place_of(config: Config, context: ExporterContext) -> tuple[FilePlace, Pure
             settings.request_timeout_s,
         )
     )
-    return BucketPlace(seam.disk, bucket, seam.reached), PurePath(context.data_dir, "files")
+    return BucketPlace(seam.disk, bucket, seam.reached), PurePath(context.data_dir)
 
 
 def _owner() -> str:
