@@ -32,7 +32,7 @@ from holdfast.dataflow.compiler.recorded import (
 )
 from holdfast.dataflow.source.checkpoint import Checkpoint
 from holdfast.dataflow.spec.pipeline import LATE, PipelineEdge, PipelineSettings
-from holdfast.dataflow.spec.vertices import VertexSettings
+from holdfast.dataflow.spec.vertices import ReduceSettings, VertexSettings
 from holdfast.errors import BadConfig
 
 SHAPE = "shape.json"
@@ -263,13 +263,19 @@ def record_of(plan: Plan) -> RecordedPlan:
             for name, vertex in pipeline.vertices.items()
         },
         reduces={
-            name: RecordedReduce.of(vertex.reduce)
+            name: _recorded_reduce(plan, name, vertex.reduce)
             for name, vertex in pipeline.vertices.items()
             if vertex.reduce is not None
         },
         edges=[(edge.source, edge.target) for edge in pipeline.edges],
         queries=[_recorded_query(pipeline, query) for query in plan.queries],
     )
+
+
+def _recorded_reduce(plan: Plan, name: str, reduce: ReduceSettings) -> RecordedReduce:
+    """Return what is written down of a reduce: of what it makes its state."""
+    of_partials = name in plan.query_of(name).partials
+    return RecordedReduce.of(reduce).model_copy(update={"partials": of_partials})
 
 
 def _recorded_query(pipeline: PipelineSettings, query: Query) -> RecordedQuery:

@@ -53,6 +53,11 @@ def as_fields(plan: Plan) -> dict[str, Any]:
                 "horizon_s": query.horizon_s,
                 "allowed_lateness_s": query.allowed_lateness_s,
                 "operators": list(query.operators),
+                "push_down": {
+                    name: {"runs": not isinstance(how, str)}
+                    | ({"why_not": how} if isinstance(how, str) else {"source": how.source})
+                    for name, how in query.push_downs.items()
+                },
             }
             for query in plan.queries
         ],
@@ -77,6 +82,7 @@ def _query(plan: Plan, query: Query) -> Iterator[str]:
     for run in query.runs:
         if len(run) > 1:
             yield f"{', '.join(run)} are called together, rows cross to Python once"
+    yield from _partials(query)
     if query.terminal == "writer":
         yield "Spark's own writer writes the results"
     else:
@@ -85,6 +91,17 @@ def _query(plan: Plan, query: Query) -> Iterator[str]:
         yield f"windows may be open for {query.horizon_s:g} s after an event"
     if query.stateful and len(query.taps) > 1:
         yield "its sources are read once for each output of the stream"
+
+
+def _partials(query: Query) -> Iterator[str]:
+    """Yield where each native reduce adds up."""
+    for name, how in query.push_downs.items():
+        if not isinstance(how, str):
+            yield f"{name} adds up where {how.source} is read, as far as types of columns allow"
+        elif name in query.partials:
+            yield f"{name} adds up in Spark, as before where rows are read: {how}"
+        else:
+            yield f"{name} adds up in Spark: {how}"
 
 
 def describe(vertex: VertexSettings) -> str:

@@ -8,6 +8,7 @@ reduce is kept from moving below the watermark, where it would drop them (`_pinn
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +18,13 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from holdfast.dataflow.compiler.calls import FAILED_DDL, LANE_DDL, parse_columns
+from holdfast.dataflow.compiler.partial_frames import (
+    PartialColumns,
+    asked_of_source,
+    partial_columns,
+)
 from holdfast.dataflow.compiler.plan import EVERY, LANE, Output, Plan, Query
+from holdfast.dataflow.compiler.pushdown import PushDown
 from holdfast.dataflow.compiler.python import ALWAYS_LATE_US, Call, FunctionRun
 from holdfast.dataflow.compiler.reduces import (
     DELAY_KEY,
@@ -28,12 +35,15 @@ from holdfast.dataflow.compiler.reduces import (
     metric,
     reduce_frame,
 )
+from holdfast.dataflow.source.arrow_sql import Unsupported
+from holdfast.dataflow.source.partials import PartialSpec
 from holdfast.dataflow.spec.pipeline import FAILED, LATE, PipelineEdge, TagCondition
 from holdfast.dataflow.spec.vertices import (
     SYSTEM_COLUMNS,
     FlatMapSettings,
     FunctionStep,
     MapSettings,
+    ReduceSettings,
 )
 from holdfast.errors import BadConfig
 
@@ -41,6 +51,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 Made = TypeVar("Made")
+# Returns the partial aggregates that a source vertex makes.
+Pushing = Callable[[str, PartialSpec, StructType], "DataFrame"]
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 class Frames:
@@ -54,6 +68,7 @@ class Frames:
         *,
         is_stream: bool,
         batch: int = 0,
+        pushing: Pushing | None = None,
     ) -> None:
         self._plan = plan
         self._pipeline = plan.pipeline
@@ -61,6 +76,7 @@ class Frames:
         self._given = dict(given)
         self._is_stream = is_stream
         self._batch = batch
+        self._pushing = pushing
         self._lateness_ms = round(query.allowed_lateness_s * 1000)
         self._run_of = {name: run for run in query.runs for name in run}
         self._outputs: dict[Output, DataFrame] = {}
@@ -155,6 +171,12 @@ class Frames:
         """
         settings = self._pipeline.vertices[name].reduce
         assert settings is not None, "BUG: not a reduce"
+        if name in self._query.partials and settings.aggregate:
+            rows = self.rows_into(name)
+            columns = partial_columns(settings, rows)
+            if columns is not None:
+                made = self._partials(name, settings, columns, rows)
+                return reduce_frame(made, settings, name, self._lateness_ms, partials=columns)
         parts = [self._with_claim(self._along(edge)) for edge in self._pipeline.into(name)]
         returns = (
             None
@@ -162,6 +184,21 @@ class Frames:
             else parse_columns(settings.returns, f"`returns` of {name}")
         )
         return reduce_frame(_union(parts), settings, name, self._lateness_ms, returns)
+
+    def _partials(
+        self, name: str, settings: ReduceSettings, columns: PartialColumns, rows: DataFrame
+    ) -> DataFrame:
+        """Return the partial aggregates of a reduce: from its source, or of each row one."""
+        push_down = self._query.push_downs[name]
+        if isinstance(push_down, PushDown) and self._pushing is not None:
+            stored = self.output(Output(push_down.source)).schema
+            try:
+                spec, schema = asked_of_source(columns, push_down, settings, stored, rows.schema)
+                return self._with_claim(self._pushing(push_down.source, spec, schema))
+            except Unsupported as error:
+                log.info("%s is aggregated by rows: %s", name, error)
+        parts = [self._with_claim(self._along(edge)) for edge in self._pipeline.into(name)]
+        return columns.of_rows(_union(parts))
 
     def _with_claim(self, frame: DataFrame) -> DataFrame:
         if "_wm" in frame.columns:

@@ -17,10 +17,11 @@ A pipeline that has run is planned on what is recorded of it (recorded.py, conti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from holdfast.dataflow.compiler.cuts import Cut, components, find_cuts
+from holdfast.dataflow.compiler.pushdown import PushDown, find_push_downs
 from holdfast.dataflow.spec.pipeline import FAILED, LATE, MAIN, PipelineEdge, PipelineSettings
 from holdfast.dataflow.spec.vertices import SinkSettings
 
@@ -85,6 +86,10 @@ class Query:
     operators: tuple[str, ...]
     # Parts of its state.
     shuffle_partitions: int
+    # Reduces that aggregate partial aggregates, in their state, too.
+    partials: frozenset[str] = frozenset()
+    # For each native reduce how its source makes those, or why it does not.
+    push_downs: Mapping[str, PushDown | str] = field(default_factory=dict)
 
     @property
     def tail(self) -> tuple[str, ...]:
@@ -157,14 +162,39 @@ def make_plan(
         )
         for group in groups
     ]
+    partials, push_downs = _partials(pipeline, cut, recorded)
     ordered = _in_order(drafts)
     horizons: dict[str, float] = {}
     for draft in reversed(ordered):
         behind = [horizons[one.name] for one in ordered if set(one.reads) & set(draft.writes)]
         horizons[draft.name] = draft.span_s() + max(behind, default=0.0)
-    queries = tuple(draft.query(horizons[draft.name]) for draft in ordered)
+    queries = tuple(
+        replace(
+            draft.query(horizons[draft.name]),
+            partials=partials & set(draft.vertices),
+            push_downs={one: how for one, how in push_downs.items() if one in draft.vertices},
+        )
+        for draft in ordered
+    )
     renamed = {one: known for one, known in (identities or {}).items() if one != known}
     return Plan(name, pipeline, queries, cuts, renamed)
+
+
+def _partials(
+    pipeline: PipelineSettings, cut: frozenset[int], recorded: RecordedPlan | None
+) -> tuple[frozenset[str], dict[str, PushDown | str]]:
+    """Return which reduces aggregate partial aggregates, and how sources make them, or why not.
+
+    A reduce that has state goes on in the form that this is in.
+    """
+    found = dict(find_push_downs(pipeline, cut))
+    known = {} if recorded is None else recorded.reduces
+    for name in found.keys() & known.keys():
+        if not known[name].partials:
+            found[name] = "its state began by rows"
+    begun = {name for name, reduce in known.items() if reduce.partials}
+    fresh = {name for name, how in found.items() if isinstance(how, PushDown)}
+    return frozenset((begun | fresh) & found.keys()), found
 
 
 def _names(
@@ -221,7 +251,7 @@ class _QueryDraft:
         recorded: RecordedQuery | None,
     ) -> None:
         self._pipeline = pipeline
-        self._vertices = [name for name in pipeline.ordered() if name in group]
+        self.vertices = [name for name in pipeline.ordered() if name in group]
         self.name = name
         self._recorded = recorded
         edges = list(enumerate(pipeline.edges))
@@ -232,20 +262,20 @@ class _QueryDraft:
 
     def span_s(self) -> float:
         """Return how long after an event the query's windows may be open."""
-        longest = dict.fromkeys(self._vertices, 0.0)
-        for name in self._vertices:
+        longest = dict.fromkeys(self.vertices, 0.0)
+        for name in self.vertices:
             reduce = self._pipeline.vertices[name].reduce
             before = [longest[edge.vertex] for edge in self._edges if edge.target == name]
             longest[name] = max(before, default=0.0) + (0.0 if reduce is None else reduce.span_s)
         return max(longest.values()) + self._lateness_s()
 
     def _lateness_s(self) -> float:
-        reduces = [self._pipeline.vertices[name].reduce for name in self._vertices]
+        reduces = [self._pipeline.vertices[name].reduce for name in self.vertices]
         return max((one.allowed_lateness for one in reduces if one is not None), default=0.0)
 
     def query(self, horizon_s: float) -> Query:
         """Return the query."""
-        stateful = [n for n in self._vertices if self._pipeline.vertices[n].reduce is not None]
+        stateful = [n for n in self.vertices if self._pipeline.vertices[n].reduce is not None]
         trunk = self._ancestors(stateful)
         while further := self._straight_on(trunk):
             trunk.add(further)
@@ -254,8 +284,8 @@ class _QueryDraft:
         known = None if self._recorded is None else self._recorded.shuffle_partitions
         return Query(
             name=self.name,
-            vertices=tuple(self._vertices),
-            trunk=tuple(name for name in self._vertices if name in trunk),
+            vertices=tuple(self.vertices),
+            trunk=tuple(name for name in self.vertices if name in trunk),
             taps=tuple(taps),
             runs=tuple(self._runs(trunk)),
             reads=self.reads,
@@ -271,9 +301,9 @@ class _QueryDraft:
 
     def _ancestors(self, stateful: list[str]) -> set[str]:
         """Return the sources, the reduces, and everything that leads to one."""
-        found = {n for n in self._vertices if self._pipeline.vertices[n].kind == "source"}
+        found = {n for n in self.vertices if self._pipeline.vertices[n].kind == "source"}
         found |= set(stateful)
-        for name in reversed(self._vertices):
+        for name in reversed(self.vertices):
             if any(edge.vertex == name and edge.target in found for edge in self._edges):
                 found.add(name)
         return found
@@ -332,7 +362,7 @@ class _QueryDraft:
 
     def _operators(self, output: Output) -> Iterator[str]:
         """Yield the reduces in the streaming plan of an output, as Spark numbers them."""
-        if output.vertex not in self._vertices:
+        if output.vertex not in self.vertices:
             return
         if self._pipeline.vertices[output.vertex].reduce is not None and output.port != LATE:
             yield output.vertex
@@ -347,7 +377,7 @@ class _QueryDraft:
         return Output(output.vertex, EVERY) if is_made else output
 
     def _lane(self) -> list[Output]:
-        lanes = [self._pipeline.vertices[name].retry_lane for name in self._vertices]
+        lanes = [self._pipeline.vertices[name].retry_lane for name in self.vertices]
         return [LANE] if any(lane is not None for lane in lanes) else []
 
     def _why_batches(self, taps: list[Output], trunk: set[str]) -> str:
@@ -367,7 +397,7 @@ class _QueryDraft:
         return _why_not_written(sink)
 
     def _runs(self, trunk: set[str]) -> Iterator[tuple[str, ...]]:
-        python = [name for name in self._vertices if self._pipeline.vertices[name].is_python]
+        python = [name for name in self.vertices if self._pipeline.vertices[name].is_python]
         following = {name: self._next_of_run(name, trunk) for name in python}
         for name in python:
             if name in following.values():

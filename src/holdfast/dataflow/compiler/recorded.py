@@ -43,6 +43,8 @@ class RecordedReduce(Settings):
     keeps: Literal["arrow", "state"] | None = Field(
         default=None, exclude_if=lambda value: value is None
     )
+    # Whether it is made of partial aggregates (pushdown.py): its state says so, not the file.
+    partials: bool = Field(default=False, exclude_if=lambda value: not value)
 
     @classmethod
     def of(cls, reduce: ReduceSettings) -> RecordedReduce:

@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 
 from holdfast.dataflow.compiler.calls import FAILED_DDL
 from holdfast.dataflow.compiler.packing import PACKED, RowPacker
+from holdfast.dataflow.compiler.partial_frames import PartialColumns
 from holdfast.dataflow.compiler.reducers import (
     ArrowReducer,
     FoldReducer,
@@ -44,6 +45,7 @@ from holdfast.dataflow.compiler.reducers import (
     SessionReducer,
     WindowReducer,
 )
+from holdfast.dataflow.source.partials import ROWS
 from holdfast.dataflow.spec.vertices import WINDOW_COLUMNS, ReduceSettings, WindowSettings
 
 if TYPE_CHECKING:
@@ -67,22 +69,31 @@ def reduce_frame(
     name: str,
     allowed_lateness_ms: int,
     returns: StructType | None = None,
+    partials: PartialColumns | None = None,
 ) -> Reduced:
-    """Return the results of a reduce, and its late rows; `rows` are claimed."""
+    """Return the results of a reduce, and its late rows; `rows` are claimed.
+
+    With `partials` each row is a partial aggregate of one or more.
+    """
     last_end = _last_end(settings.window)
     late = F.coalesce(is_late(last_end, allowed_lateness_ms), F.lit(False))
     judged = rows.withColumn("_late", late)
-    counted = judged.observe(metric("late", name), F.count_if("_late").alias("rows"))
+    count = F.count_if("_late") if partials is None else F.sum(F.when(F.col("_late"), F.col(ROWS)))
+    counted = judged.observe(metric("late", name), count.alias("rows"))
     in_time = counted.where("NOT _late").drop("_late", "_wm_prev")
     if returns is None:
-        results = _aggregated(in_time, settings, allowed_lateness_ms)
+        results = _aggregated(in_time, settings, allowed_lateness_ms, partials)
     else:
         results = _called(in_time, settings, name, allowed_lateness_ms, returns)
-    return Reduced(results, judged.where("_late").drop("_late", "_wm_prev"))
+    made = () if partials is None else partials.names
+    return Reduced(results, judged.where("_late").drop("_late", "_wm_prev", *made))
 
 
 def _aggregated(
-    in_time: DataFrame, settings: ReduceSettings, allowed_lateness_ms: int
+    in_time: DataFrame,
+    settings: ReduceSettings,
+    allowed_lateness_ms: int,
+    partials: PartialColumns | None,
 ) -> DataFrame:
     assert settings.window is not None, "BUG: a reduce without a window was not found"
     keys = [F.col(f"`{key}`") for key in settings.key]
@@ -91,6 +102,8 @@ def _aggregated(
         keys = [_everything().alias("_everything")]
     grouped = in_time.groupBy(_window(settings.window).alias("_window"), *keys)
     aggregates = {column: F.expr(text) for column, text in settings.aggregate.items()}
+    if partials is not None:
+        aggregates = partials.results()
     results = grouped.agg(*(made.alias(column) for column, made in aggregates.items()))
     return results.select(
         F.col("_window.start").alias("window_start"),

@@ -26,6 +26,7 @@ from holdfast.dataflow.compiler.places import (
 )
 from holdfast.dataflow.compiler.plan import LANE, Output, Plan, Query
 from holdfast.dataflow.sink.options import EVENT_TIME, SLOT
+from holdfast.dataflow.source.partials import PartialSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -76,7 +77,7 @@ def streams(
     With `waits` the sources wait while too much is behind them; `lane` is the lane's address.
     """
     found = {}
-    wait = {"wait_while": str(places.wait_file(query))} if waits else {}
+    wait = waiting(query, places) if waits else {}
     for name in query.vertices:
         if plan.pipeline.vertices[name].source is not None:
             options = {**source_options(plan, query, name, places, close=close), **wait}
@@ -88,6 +89,19 @@ def streams(
     if query.has_lane:
         found[LANE] = _lane(session, plan, query, places, lane)
     return found
+
+
+def waiting(query: Query, places: Places) -> dict[str, str]:
+    """Return the option of a stream that waits while too much is behind it."""
+    return {"wait_while": str(places.wait_file(query))}
+
+
+def pushed(
+    session: SparkSession, options: Mapping[str, str], spec: PartialSpec, schema: StructType
+) -> DataFrame:
+    """Return the stream of a source vertex of which a reduce is given partial aggregates."""
+    reader = session.readStream.format("holdfast").options(**options)
+    return reader.option("partials", spec.to_option()).schema(schema).load()
 
 
 def _lane(

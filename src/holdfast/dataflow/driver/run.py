@@ -34,10 +34,15 @@ from holdfast.dataflow.compiler.continuation import (
     refusal,
 )
 from holdfast.dataflow.compiler.frames import Frames
-from holdfast.dataflow.compiler.places import Places, buffer_options, target_options
+from holdfast.dataflow.compiler.places import (
+    Places,
+    buffer_options,
+    source_options,
+    target_options,
+)
 from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, Query
 from holdfast.dataflow.compiler.recorded import read_record, write_record
-from holdfast.dataflow.compiler.sources import Buffered, streams
+from holdfast.dataflow.compiler.sources import Buffered, pushed, streams, waiting
 from holdfast.dataflow.compiler.tails import Tail, gathered, written
 from holdfast.dataflow.driver.checkpoint_edits import (
     arrange_offsets,
@@ -68,6 +73,7 @@ from holdfast.dataflow.driver.wire import QueryStatistics
 from holdfast.dataflow.sink.options import EVENT_TIME, SinkOptions
 from holdfast.dataflow.sink.quiver_writer import producer_name
 from holdfast.dataflow.source.checkpoint import Checkpoint
+from holdfast.dataflow.source.partials import PartialSpec
 from holdfast.dataflow.source.rejected_publish import RejectedCount
 from holdfast.dataflow.spec.pipeline import PipelineSettings
 from holdfast.errors import BadConfig, DirectoryLocked, HoldfastError, PipelineFailed
@@ -78,6 +84,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
 
 # A query writes its id before it reads anything.
 ID_TIMEOUT_S = 60.0
@@ -336,7 +343,13 @@ class PipelineRun:
             )  # fmt: skip
         except (AnalysisException, Py4JJavaError) as error:
             raise failed(query.name, error) from error
-        frames = Frames(self.plan, query, given, is_stream=True)
+        wait = {} if once else waiting(query, self._places)
+
+        def pushing(name: str, spec: PartialSpec, schema: StructType) -> DataFrame:
+            options = source_options(self.plan, query, name, self._places, close=close)
+            return pushed(session, {**options, **wait}, spec, schema)
+
+        frames = Frames(self.plan, query, given, is_stream=True, pushing=pushing)
         tail = None
         if query.terminal == "writer":
             options = self._writer_options(query)

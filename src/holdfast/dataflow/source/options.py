@@ -164,6 +164,9 @@ class SourceOptions(Settings):
     records: NameTuple = ()
     """Folders of the batch records of the query's sinks: what these have is processed too."""
 
+    partials: str = ""
+    """Instead of rows: partial aggregates of them, as a pipeline asks for them (JSON)."""
+
     quiver_config: str = ""
     """`module:name` of the QuiverConfig (or of a function that returns it) of `path`."""
 

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.options import SourceOptions
+from holdfast.dataflow.source.partials import PartialAggregates, PartialSpec
 from holdfast.dataflow.source.quiver_location import QuiverLocation, read_sealed
 from holdfast.dataflow.source.rejected_judge import read_drifted
 from holdfast.dataflow.source.rejected_stage import (
@@ -101,13 +102,22 @@ def read(
     wanted = to_arrow_schema(schema, timezone="UTC")
     fit = fitter(wanted)
     chosen = times or TimeRange.of(*options.times)
-    for piece in partition.pieces:
-        made = _PieceReader(piece, wanted, options, chosen)
-        for batch in made.items(chosen) if options.table else made.rows():
-            yield fit(_with_watermark(batch, partition.claimed))
+    spec = PartialSpec.from_option(options.partials) if options.partials else None
+    rows = _rows(partition, wanted if spec is None else spec.stored, options, chosen)
+    for batch in rows if spec is None else PartialAggregates(spec).of(rows):
+        yield fit(_with_watermark(batch, partition.claimed))
     if partition.control:
         assert partition.claimed is not None, "BUG: a control row without a claim"
         yield fit(_control_row(partition.claimed))
+
+
+def _rows(
+    partition: SourcePartition, wanted: pa.Schema, options: SourceOptions, times: TimeRange
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of all pieces of a partition."""
+    for piece in partition.pieces:
+        made = _PieceReader(piece, wanted, options, times)
+        yield from made.items(times) if options.table else made.rows()
 
 
 class _PieceReader:

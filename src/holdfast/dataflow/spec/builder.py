@@ -48,12 +48,14 @@ class Pipeline:
         *,
         trigger: str | float = 0.0,
         shuffle_partitions: int | None = None,
+        push_down: bool = True,
         buffers: Mapping[str, Any] | None = None,
         worker_attempts: int = 4,
         **watermark: Any,
     ) -> None:
         """Begin one; the other keywords are those of `watermark:` in a file."""
         options: dict[str, Any] = {"trigger": trigger, "shuffle_partitions": shuffle_partitions}
+        options |= {"push_down": push_down}
         options |= {"buffers": dict(buffers or {}), "worker_attempts": worker_attempts}
         self._draft = _PipelineDraft(options={**options, "watermark": watermark})
 

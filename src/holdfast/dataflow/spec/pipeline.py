@@ -123,6 +123,9 @@ class PipelineSettings(Settings):
     shuffle_partitions: int | None = Field(default=None, ge=1, le=10_000)
     """Parts of a reduce's state; by default one for each core of Spark, at least 2. Fixed when a
     pipeline first runs."""
+    push_down: bool = True
+    """Add up what can be in the tasks that read a source, for windows of fixed length: far fewer
+    rows for Spark, the same results. `explain` says of which windows."""
     buffers: BufferSettings = BufferSettings()
     """How much may wait between two queries."""
     worker_attempts: int = Field(default=4, ge=1, le=100)
