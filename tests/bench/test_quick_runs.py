@@ -28,6 +28,17 @@ FIGURES = {
         "batch_p99_ms",
         "python_map_rows_per_s",
         "python_reducer_rows_per_s",
+        "native_window_rows_per_s",
+        "plain_vs_parquet_control",
+        "window_vs_parquet",
+        "window_vs_parquet_control",
+        "stream_window_rows_per_s",
+        "stream_window_by_rows_rows_per_s",
+        "stream_window_vs_batch",
+        "stream_window_control",
+        "arrow_reduce_rows_per_s",
+        "event_to_result_p50_s",
+        "event_to_result_p99_s",
     },
     "gateway": {
         "durable_events_per_s",
@@ -70,7 +81,8 @@ def test_every_figure_is_measured(name: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     if name == "dataflow":
         assert found["idle_batches_per_minute"] == 0
-        assert found["bars"].keys() == {"plain_vs_parquet", "idle_batches_per_minute"}
+        bars = {"plain_vs_parquet", "window_vs_parquet", "stream_window_vs_batch"}
+        assert found["bars"].keys() == {*bars, "idle_batches_per_minute"}
     if name == "handoff":
         assert found["store_amplification"] < 1.1
         assert found["fairness"] >= 1

@@ -1,6 +1,6 @@
 """Pipelines: micro-batches of ten thousand rows, functions in Python, and what idleness costs.
 
-One Spark session serves all measurements of the dataflow, over quivers that are filled first.
+Each section has a Spark session of its own, over quivers that are filled first.
 
 What would be unfair, and is avoided: measuring a query from `start` would measure Spark's planning
 of its first batch; counting what the engine reports would let it count rows that are not durable
@@ -16,25 +16,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.bench.dataflow_reading import measure_reading
+from holdfast.bench.dataflow_reading import add_speeds, spark_and_rows
 from holdfast.bench.dataflow_rows import (
     BATCHES,
     BUNDLE_ROWS,
+    LARGE,
     SLOT,
     SMALL,
     Stores,
     TimedRun,
     batch_times_ms,
     batches_done,
-    filled,
     measured,
 )
-from holdfast.bench.figures import Figures, interleave, percentile
+from holdfast.bench.figures import Figures, percentile, rotated
 from holdfast.bench.scale import DataflowScale
 from holdfast.bench.stopwatch import TreeStopwatch
 from holdfast.dataflow.compiler.places import Places
-from holdfast.dataflow.driver.run import PipelineRun
-from holdfast.dataflow.driver.session import start_session
+from holdfast.dataflow.run import PipelineRun
 from holdfast.dataflow.spec import Pipeline
 from holdfast.errors import CheckFailed
 
@@ -47,8 +46,6 @@ SETTLE_S_MAX = 120.0
 # It has settled when it did nothing for so long; its heartbeats are one second apart.
 QUIET_S = 5.0
 POLL_S = 0.1
-MASTER = "local[2]"
-MEMORY = "2g"
 
 
 class Lab:
@@ -59,18 +56,20 @@ class Lab:
         self._stores = stores
         self._numbers = itertools.count()
 
-    def begin(self, quiver: str, rows_of_a_batch: int) -> Pipeline:
+    def begin(self, quiver: str, rows_of_a_batch: int | None = None, **more: Any) -> Pipeline:
         """Return a pipeline that reads a quiver, and counts as idle very soon.
 
         `idle_after` and `max_delay` are short so that a drained query ends soon: waiting for the
-        watermark is not what is measured. The row limit makes batches alike in size.
+        watermark is not what is measured. A row limit makes batches alike in size; without one the
+        default holds.
         """
-        return Pipeline(shuffle_partitions=2, max_delay="1s", idle_after="200ms").source(
+        limit = {} if rows_of_a_batch is None else {"read_limit": {"rows": rows_of_a_batch}}
+        return Pipeline(shuffle_partitions=2, max_delay="1s", idle_after="200ms", **more).source(
             "events",
             quiver=self._stores.address(quiver),
             slot=SLOT,
             columns=["key", "value"],
-            read_limit={"rows": rows_of_a_batch},
+            **limit,
         )
 
     def made(self, pipeline: Pipeline) -> tuple[PipelineRun, Path]:
@@ -90,20 +89,6 @@ class Lab:
         return checkpoint, watch
 
 
-def measure_pipelines(
-    session: SparkSession,
-    stores: Stores,
-    scale: DataflowScale,
-    figures: Figures,
-    progress: Callable[[str], None],
-) -> None:
-    """Measure what whole pipelines take."""
-    lab = Lab(session, stores)
-    _measure_python(lab, scale, figures, progress)
-    _measure_batches(lab, scale, figures, progress)
-    _measure_idle(lab, scale, figures, progress)
-
-
 # ------------------------------------------------------------------------ functions
 
 
@@ -117,62 +102,65 @@ def summed(window: Any, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {"total": sum(row["value"] for row in rows)}
 
 
-def _measure_python(
-    lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
+def measure_python(
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Measure rows through Python functions, and one of them in Spark's own terms beside it."""
-    rows = scale.python_rows // BUNDLE_ROWS * BUNDLE_ROWS
-    progress(f"python: {rows:,} rows through a function, {scale.rounds} rounds")
+    few = scale.python_rows // BUNDLE_ROWS * BUNDLE_ROWS
+    many = scale.rows // BUNDLE_ROWS * BUNDLE_ROWS
     here = f"{__name__}:"
-    begun = lab.begin(SMALL, max(BUNDLE_ROWS, rows // 4))
-    mapped = begun.map(f"{here}doubled", returns="key string, value double").sink(files="mapped")
-    reduced = begun.window(fixed="1s").reduce(f"{here}summed", returns="total double", key="key")
-    native = begun.window(fixed="1s").aggregate(key="key", total="sum(value)")
+    with spark_and_rows(folder, scale, [SMALL, LARGE], progress) as (session, stores):
+        progress(f"python: {few:,} rows through a function, {scale.rounds} rounds")
+        lab = Lab(session, stores)
+        begun = lab.begin(SMALL, max(BUNDLE_ROWS, few // 4))
+        mapped = begun.map(f"{here}doubled", returns="key string, value double")
+        reduced = begun.window(fixed="1s").reduce(
+            f"{here}summed", returns="total double", key="key"
+        )
+        native = lab.begin(LARGE).window(fixed="1s").aggregate(key="key", total="sum(value)")
 
-    def contend(pipeline: Pipeline) -> TimedRun:
-        checkpoint, watch = lab.drained(pipeline)
-        return measured(checkpoint, rows, watch)
+        def contend(pipeline: Pipeline, rows: int) -> TimedRun:
+            checkpoint, watch = lab.drained(pipeline)
+            return measured(checkpoint, rows, watch)
 
-    found = interleave(
-        {
-            "python_map": lambda: contend(mapped),
-            "python_reducer": lambda: contend(reduced.sink(files="reduced")),
-            "native_window": lambda: contend(native.sink(files="native")),
-        },
-        scale.rounds,
-        # One session serves all of it, and reading has warmed it up; a further round of whole
-        # pipelines would take long.
-        warm_up=False,
-    )
-    for name, runs in found.items():
-        figures.add(f"{name}_rows_per_s", [one.per_s for one in runs])
-        figures.add(f"{name}_cpu_us_per_row", [one.cpu_s / one.rows * 1e6 for one in runs])
+        found = rotated(
+            {
+                "python_map": lambda: contend(mapped.sink(files="mapped"), few),
+                "python_reducer": lambda: contend(reduced.sink(files="reduced"), few),
+                "native_window": lambda: contend(native.sink(files="native"), many),
+            },
+            scale.rounds,
+            warm_up=True,
+        )
+    add_speeds(figures, found)
 
 
 # --------------------------------------------------------------------- small batches
 
 
-def _measure_batches(
-    lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
+def measure_batches(
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Measure how long a small micro-batch takes: what a pipeline adds to an event's delay."""
-    progress(f"batches: {scale.batches} of {BUNDLE_ROWS:,} rows, {scale.rounds} rounds")
-    begun = lab.begin(BATCHES, BUNDLE_ROWS)
-    window = begun.window(fixed="10s").aggregate(key="key", n="count(*)")
+    with spark_and_rows(folder, scale, [BATCHES], progress) as (session, stores):
+        progress(f"batches: {scale.batches} of {BUNDLE_ROWS:,} rows, {scale.rounds} rounds")
+        lab = Lab(session, stores)
+        begun = lab.begin(BATCHES, BUNDLE_ROWS)
+        window = begun.window(fixed="10s").aggregate(key="key", n="count(*)")
 
-    def contend(pipeline: Pipeline) -> list[float]:
-        checkpoint, _ = lab.drained(pipeline)
-        # Behind the rows come batches that only close windows.
-        return sorted(batch_times_ms(checkpoint)[: scale.batches - 1])
+        def contend(pipeline: Pipeline) -> list[float]:
+            checkpoint, _ = lab.drained(pipeline)
+            # Behind the rows come batches that only close windows.
+            return sorted(batch_times_ms(checkpoint)[: scale.batches - 1])
 
-    found = interleave(
-        {
-            "batch": lambda: contend(window.sink(files="windows")),
-            "map_batch": lambda: contend(begun.filter("value >= 0").sink(files="rows")),
-        },
-        scale.rounds,
-        warm_up=False,
-    )
+        found = rotated(
+            {
+                "batch": lambda: contend(window.sink(files="windows")),
+                "map_batch": lambda: contend(begun.filter("value >= 0").sink(files="rows")),
+            },
+            scale.rounds,
+            warm_up=True,
+        )
     for name, rounds in found.items():
         figures.add(f"{name}_p50_ms", [percentile(times_ms, 50) for times_ms in rounds])
         # Of all rounds together: one alone is too short to have a 99th percentile.
@@ -183,24 +171,26 @@ def _measure_batches(
 # --------------------------------------------------------------------------- idleness
 
 
-def _measure_idle(
-    lab: Lab, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
+def measure_idle(
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Measure what a query costs that has nothing to do: it must not plan batches.
 
     A query that plans empty batches writes to its checkpoint for ever and never lets the machine
     rest; the bar on this figure is zero batches, whatever the machine.
     """
-    progress(f"idle: a query with nothing to do, for {scale.idle_s:.0f} s")
-    window = lab.begin(SMALL, 1_000_000).window(fixed="10s").aggregate(key="key", n="count(*)")
-    run, checkpoint = lab.made(window.sink(files="idle"))
-    with run:
-        run.start()
-        _settle(run, checkpoint)
-        before = batches_done(checkpoint)
-        with TreeStopwatch() as watch:
-            run.wait(scale.idle_s)
-        done = batches_done(checkpoint) - before
+    with spark_and_rows(folder, scale, [SMALL], progress) as (session, stores):
+        progress(f"idle: a query with nothing to do, for {scale.idle_s:.0f} s")
+        lab = Lab(session, stores)
+        window = lab.begin(SMALL, 1_000_000).window(fixed="10s").aggregate(key="key", n="count(*)")
+        run, checkpoint = lab.made(window.sink(files="idle"))
+        with run:
+            run.start()
+            _settle(run, checkpoint)
+            before = batches_done(checkpoint)
+            with TreeStopwatch() as watch:
+                run.wait(scale.idle_s)
+            done = batches_done(checkpoint) - before
     figures.add("idle_batches_per_minute", [done / watch.wall_s * 60])
     figures.add("idle_cpu_percent", [watch.cpu_s / watch.wall_s * 100])
 
@@ -215,23 +205,3 @@ def _settle(run: PipelineRun, checkpoint: Path) -> None:
         if batches_done(checkpoint) != done:
             done, since_s = batches_done(checkpoint), time.monotonic()
         run.wait(POLL_S)
-
-
-def measure_dataflow(
-    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
-) -> None:
-    """Measure the source beside Spark's own, functions, batches and idleness."""
-    progress(f"fill: {scale.rows:,} rows")
-    with filled(folder, scale) as stores:
-        settings = {
-            "spark.driver.memory": MEMORY,
-            "spark.local.dir": str(folder / "spark"),
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        }
-        session = start_session(MASTER, settings, name="bench")
-        try:
-            measure_reading(session, stores, scale, figures, progress)
-            measure_pipelines(session, stores, scale, figures, progress)
-        finally:
-            session.stop()

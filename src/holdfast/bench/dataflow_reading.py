@@ -9,21 +9,34 @@ alone would let Parquet answer from its footers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from holdfast.bench.dataflow_rows import BUNDLE_ROWS, LARGE, SLOT, Stores, TimedRun, measured
-from holdfast.bench.figures import Figures, interleave
+from holdfast.bench.dataflow_rows import (
+    BUNDLE_ROWS,
+    LARGE,
+    SLOT,
+    Stores,
+    TimedRun,
+    filled,
+    measured,
+)
+from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.scale import DataflowScale
 from holdfast.bench.stopwatch import TreeStopwatch
+from holdfast.dataflow.session import start_session
 from holdfast.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
+MASTER = "local[2]"
+MEMORY = "2g"
 # Batches of a stream that reads the large quiver.
 STREAM_BATCHES = 4
 
@@ -42,36 +55,82 @@ class TimedRead(NamedTuple):
 
 
 def measure_reading(
-    session: SparkSession,
-    stores: Stores,
-    scale: DataflowScale,
-    figures: Figures,
-    progress: Callable[[str], None],
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
     """Measure a windowed count of all rows as a batch, and streams that only read."""
     rows = scale.rows // BUNDLE_ROWS * BUNDLE_ROWS
-    progress(f"read: {rows:,} rows from a quiver and from Parquet, {scale.rounds} rounds")
-    ours = session.read.format("holdfast").option("path", str(stores.directory(LARGE)))
-    plain = ours.option("columns", "at,key,value").load()
-    parquet = session.read.parquet(str(stores.parquet))
-    batches = interleave(
-        {"plain": partial(_count, plain, rows), "parquet": partial(_count, parquet, rows)},
-        scale.rounds,
-    )
-    for name, found in batches.items():
-        figures.add(f"{name}_rows_per_s", [one.per_s for one in found])
-        figures.add(f"{name}_cpu_us_per_row", [one.cpu_s / one.rows * 1e6 for one in found])
-    pairs = list(zip(batches["plain"], batches["parquet"], strict=True))
-    figures.add("plain_vs_parquet", [one.per_s / other.per_s for one, other in pairs])
-    figures.add("plain_vs_parquet_cpu", [one.cpu_s / other.cpu_s for one, other in pairs])
-    _measure_flight(session, stores, rows, scale, figures, progress)
+    with spark_and_rows(folder, scale, [LARGE], progress) as (session, stores):
+        progress(f"read: {rows:,} rows from a quiver and from Parquet, {scale.rounds} rounds")
+        ours = session.read.format("holdfast").option("path", str(stores.directory(LARGE)))
+        plain = ours.option("columns", "at,key,value").load()
+        parquet = session.read.parquet(str(stores.parquet))
+        batches = rotated(
+            {
+                "plain": partial(counted, plain, rows),
+                "parquet": partial(counted, parquet, rows),
+                "parquet_again": partial(counted, parquet, rows),
+            },
+            scale.rounds,
+            warm_up=True,
+        )
+        add_speeds(figures, {name: batches[name] for name in ("plain", "parquet")})
+        add_ratios(figures, "plain_vs_parquet", batches["plain"], batches["parquet"])
+        again, once = batches["parquet_again"], batches["parquet"]
+        add_ratios(figures, "plain_vs_parquet_control", again, once)
+        _measure_flight(session, stores, rows, scale, figures, progress)
 
 
-def _count(frame: DataFrame, rows: int) -> TimedRead:
+def add_speeds(figures: Figures, found: Mapping[str, Sequence[TimedRead | TimedRun]]) -> None:
+    """Add the rows per second, and the CPU time of a row, of each contender."""
+    for name, runs in found.items():
+        figures.add(f"{name}_rows_per_s", [one.per_s for one in runs])
+        figures.add(f"{name}_cpu_us_per_row", [one.cpu_s / one.rows * 1e6 for one in runs])
+
+
+def add_ratios(
+    figures: Figures,
+    name: str,
+    ours: Sequence[TimedRead | TimedRun],
+    others: Sequence[TimedRead | TimedRun],
+) -> None:
+    """Add our rows per second divided by the other's, by round, and the same of CPU time."""
+    pairs = list(zip(ours, others, strict=True))
+    figures.add(name, [one.per_s / other.per_s for one, other in pairs])
+    costs = [one.cpu_s / one.rows / (other.cpu_s / other.rows or 1) for one, other in pairs]
+    figures.add(f"{name}_cpu", costs)
+
+
+@contextmanager
+def spark_and_rows(
+    folder: Path, scale: DataflowScale, names: Sequence[str], progress: Callable[[str], None]
+) -> Iterator[tuple[SparkSession, Stores]]:
+    """Yield a session of its own, and the quivers of these names."""
+    progress(f"fill: {', '.join(names)}")
+    folder.mkdir(exist_ok=True)
+    with filled(folder, scale, names) as stores:
+        settings = {
+            "spark.driver.memory": MEMORY,
+            "spark.local.dir": str(folder / "spark"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        }
+        session = start_session(MASTER, settings, name="bench")
+        try:
+            yield session, stores
+        finally:
+            session.stop()
+
+
+def counted(frame: DataFrame, rows: int) -> TimedRead:
     """Count and add up per key and ten seconds."""
     with TreeStopwatch() as watch:
         grouped = frame.groupBy(F.window("at", "10 seconds"), "key")
         found = grouped.agg(F.sum("value"), F.count("*").alias("rows")).collect()
+    return checked(found, rows, watch)
+
+
+def checked(found: Sequence[Row], rows: int, watch: TreeStopwatch) -> TimedRead:
+    """Return what a count took that counted all rows."""
     if sum(one["rows"] for one in found) != rows:
         # A source that gives fewer rows is faster.
         raise CheckFailed("a source did not give all its rows", hint="the figures mean nothing")
@@ -108,11 +167,8 @@ def _measure_flight(
             writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
         return measured(checkpoint, rows, watch)
 
-    found = interleave(
-        {"mmap": lambda: stream(True), "flight": lambda: stream(False)}, scale.rounds
+    found = rotated(
+        {"mmap": lambda: stream(True), "flight": lambda: stream(False)}, scale.rounds, warm_up=True
     )
-    for name, runs in found.items():
-        figures.add(f"{name}_rows_per_s", [one.per_s for one in runs])
-        figures.add(f"{name}_cpu_us_per_row", [one.cpu_s / one.rows * 1e6 for one in runs])
-    pairs = zip(found["flight"], found["mmap"], strict=True)
-    figures.add("flight_vs_mmap", [one.per_s / other.per_s for one, other in pairs])
+    add_speeds(figures, found)
+    add_ratios(figures, "flight_vs_mmap", found["flight"], found["mmap"])

@@ -9,12 +9,13 @@ a query takes to start is not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,7 +31,7 @@ KEYS = 50
 # Parquet files have as many rows as segments have about.
 FILE_BUNDLES = 70
 SLOT = "events"
-LARGE, SMALL, BATCHES = "large", "small", "batches"
+LARGE, SMALL, BATCHES, EMPTY = "large", "small", "batches", "empty"
 CONFIG = QuiverConfig(extractors={SLOT: ColumnExtractor("at")})
 
 _BEGAN_US = 1_760_000_000_000_000
@@ -44,6 +45,7 @@ class Stores:
 
     folder: Path
     location: str
+    quivers: dict[str, Quiver]
 
     def address(self, name: str) -> str:
         """Return the address of a quiver."""
@@ -60,38 +62,40 @@ class Stores:
 
 
 @contextmanager
-def filled(folder: Path, scale: DataflowScale) -> Iterator[Stores]:
-    """Yield all stores, filled and sealed, served until the end of the block."""
+def filled(folder: Path, scale: DataflowScale, names: Collection[str]) -> Iterator[Stores]:
+    """Yield some stores, filled and sealed, served until the end of the block."""
     counts = {
         LARGE: scale.rows // BUNDLE_ROWS,
         SMALL: scale.python_rows // BUNDLE_ROWS,
         BATCHES: scale.batches,
+        EMPTY: 0,
     }
     with ExitStack() as opened:
         quivers = {}
-        for name, bundles in counts.items():
+        for name in names:
             quivers[name] = opened.enter_context(Quiver.open(folder / name, CONFIG))
             # What all subscribers have read goes: this one reads nothing.
             quivers[name].register("keeper")
-            for number in range(bundles):
+            for number in range(counts[name]):
                 quivers[name].append({SLOT: bundle(number)})
             quivers[name].flush()
-        _write_parquet(folder / "parquet", counts[LARGE])
+        if LARGE in names:
+            _write_parquet(folder / "parquet", counts[LARGE])
         server = QuiverServer(quivers, FlightSettings(listen="127.0.0.1:0"))
         opened.enter_context(server)
-        yield Stores(folder, server.location)
+        yield Stores(folder, server.location, quivers)
 
 
 def bundle(number: int) -> pa.RecordBatch:
     """Return the rows of one bundle; the same number gives the same rows."""
-    places = range(number * BUNDLE_ROWS, (number + 1) * BUNDLE_ROWS)
+    places = np.arange(number * BUNDLE_ROWS, (number + 1) * BUNDLE_ROWS)
     keys = pa.array([f"key-{key:02d}" for key in range(KEYS)])
     return pa.record_batch(
         {
-            "at": pa.array([_BEGAN_US + place * _STEP_US for place in places], _TIME),
+            "at": pa.array(_BEGAN_US + places * _STEP_US, _TIME),
             # Neighbours have different keys, in no simple order.
-            "key": keys.take(pa.array([place * 7919 % 104_729 % KEYS for place in places])),
-            "value": pa.array([place * 0.25 for place in places], pa.float64()),
+            "key": keys.take(pa.array(places * 7919 % 104_729 % KEYS)),
+            "value": pa.array(places * 0.25, pa.float64()),
         }
     )
 

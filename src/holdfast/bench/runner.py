@@ -219,14 +219,29 @@ def _otel() -> Benchmark:
 def _dataflow() -> Benchmark:
     import pyspark
 
-    from holdfast.bench.dataflow_pipelines import MASTER, measure_dataflow
+    from holdfast.bench.dataflow_latency import measure_latency
+    from holdfast.bench.dataflow_pipelines import measure_batches, measure_idle, measure_python
+    from holdfast.bench.dataflow_reading import MASTER, measure_reading
+    from holdfast.bench.dataflow_windows import measure_arrow, measure_windows
 
     bars = (
-        Bar("plain_vs_parquet", at_least=0.4),
+        Bar("plain_vs_parquet", at_least=0.5),
+        Bar("window_vs_parquet", at_least=1.0),
+        Bar("stream_window_vs_batch", at_least=0.25),
         Bar("idle_batches_per_minute", at_most=0),
     )
+    sections = (
+        measure_reading,
+        measure_windows,
+        measure_python,
+        measure_arrow,
+        measure_batches,
+        measure_latency,
+        measure_idle,
+    )
+    compared = {"rows": 3_000_000, "batches": 8, "idle_s": 5.0, "latency_s": 5.0}
     environment = {"spark": pyspark.__version__, "master": MASTER}
-    return Benchmark((measure_dataflow,), bars, DATAFLOW_FULL, DATAFLOW_QUICK, environment)
+    return Benchmark(sections, bars, DATAFLOW_FULL, DATAFLOW_QUICK, environment, compared)
 
 
 def _handoff() -> Benchmark:

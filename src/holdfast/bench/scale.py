@@ -192,7 +192,7 @@ class DataflowScale:
     """Sizes of the measurements of the dataflow."""
 
     rounds: int
-    # Rows of the large quiver, for reading alone.
+    # Rows of the large quiver, for reading and for native windows.
     rows: int
     # Rows that go through Python functions.
     python_rows: int
@@ -200,12 +200,29 @@ class DataflowScale:
     batches: int
     # How long an idle query is watched.
     idle_s: float
+    # How long events come one after the other, after those that only warm up.
+    latency_s: float
+    warm_up_s: float
 
 
 DATAFLOW_FULL = DataflowScale(
-    rounds=7, rows=3_000_000, python_rows=200_000, batches=16, idle_s=20.0
+    rounds=7,
+    rows=10_000_000,
+    python_rows=200_000,
+    batches=16,
+    idle_s=20.0,
+    latency_s=30.0,
+    warm_up_s=10.0,
 )
-DATAFLOW_QUICK = DataflowScale(rounds=1, rows=60_000, python_rows=20_000, batches=3, idle_s=2.0)
+DATAFLOW_QUICK = DataflowScale(
+    rounds=1,
+    rows=60_000,
+    python_rows=20_000,
+    batches=3,
+    idle_s=2.0,
+    latency_s=2.0,
+    warm_up_s=1.0,
+)
 
 
 @dataclass(frozen=True)
