@@ -19,7 +19,7 @@ export UV_COMPILE_BYTECODE := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel docs demo test test-all lint bench setup-peers setup-collectors setup-js setup-axe setup-h2spec clean
+.PHONY: help wheel docs demo test test-all lint bench setup-peers setup-collectors setup-js setup-axe setup-h2spec setup-clients setup-openlineage-spark setup-deploy sbom clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,19 @@ setup-axe: ## install axe-core, with which tests check the console's pages (need
 
 setup-h2spec: ## build h2spec, with which tests compare connections of gRPC (needs Go)
 	scripts/setup-h2spec
+
+setup-clients: $(INSTALLED) ## install dbt and Airflow, each by itself, whose lineage tests receive
+	$(BIN)/python scripts/setup_clients.py
+
+setup-openlineage-spark: ## fetch OpenLineage's listener for Spark, which a test runs (needs Maven)
+	scripts/setup-openlineage-spark
+
+setup-deploy: ## build promtool and helm, with which tests check deploy/ (needs Go)
+	scripts/setup-deploy
+
+sbom: $(INSTALLED) ## write build/holdfast.cdx.json: what Holdfast is made of (CycloneDX)
+	@mkdir -p build
+	$(BIN)/python scripts/sbom.py > build/holdfast.cdx.json
 
 wheel: $(FOR_DEMO) ## build dist/holdfast-*.whl
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null

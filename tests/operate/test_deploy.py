@@ -23,6 +23,11 @@ from holdfast.operate.node_metrics import NODE_METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm"
+# Where `make setup-deploy` puts them, or where they are installed.
+BUILT = str(DEPLOY.parent / "build" / "deploy")
+HELM, PROMTOOL = (
+    shutil.which(name) or shutil.which(name, path=BUILT) for name in ("helm", "promtool")
+)
 
 
 def values() -> dict[str, Any]:
@@ -102,18 +107,20 @@ def test_compose_mounts_and_builds_what_is_there() -> None:
     assert scraped[0]["static_configs"][0]["targets"] == ["holdfast:8480"]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: make setup-deploy")
 def test_promtool_takes_the_rules() -> None:
-    command = ["promtool", "check", "rules", str(DEPLOY / "alerts.yaml")]
+    assert PROMTOOL is not None
+    command = [PROMTOOL, "check", "rules", str(DEPLOY / "alerts.yaml")]
     subprocess.run(command, check=True, timeout=PATIENCE_S, capture_output=True)
 
 
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
+@pytest.mark.skipif(HELM is None, reason="needs helm: make setup-deploy")
 @pytest.mark.parametrize("replicas", [0, 3])
 def test_the_list_of_data_nodes_is_made_from_their_number(replicas: int, tmp_path: Path) -> None:
-    subprocess.run(["helm", "lint", str(CHART)], check=True, timeout=PATIENCE_S)
+    assert HELM is not None
+    subprocess.run([HELM, "lint", str(CHART)], check=True, timeout=PATIENCE_S)
     made = subprocess.run(
-        ["helm", "template", "hold", str(CHART), "--set", f"dataNodes.replicas={replicas}"],
+        [HELM, "template", "hold", str(CHART), "--set", f"dataNodes.replicas={replicas}"],
         check=True,
         timeout=PATIENCE_S,
         capture_output=True,
