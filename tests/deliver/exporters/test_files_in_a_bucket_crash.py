@@ -27,6 +27,7 @@ from tests.deliver.exporters.test_files_crash import (
     insist,
     make_room,
 )
+from tests.patience import PATIENCE_S
 
 from holdfast.deliver.exporter import Exporter, FailureClass
 from holdfast.deliver.exporters import files
@@ -281,8 +282,10 @@ def test_an_upload_that_outlives_its_send_is_no_second_time() -> None:
         busy = await asyncio.gather(*(made.send(BATCHES[3]) for _ in range(3)))
         bucket.go_on.set()
         for batch in BATCHES[3:]:
-            while (await made.send(batch)).failed:
-                pass
+            for _ in range(int(100 * PATIENCE_S)):
+                if not (await made.send(batch)).failed:
+                    break
+                await asyncio.sleep(0.01)
         await made.close()
         return {failure.code for answer in busy for failure in answer.failed.values()}
 
