@@ -24,6 +24,7 @@ from holdfast.dataflow.source.stored import BatchReader
 from holdfast.errors import BadConfig, BadInput, Damaged
 from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig
 from holdfast.remote import FlightSettings, QuiverServer
+from holdfast.signals.otap.from_otlp import otap_of
 from holdfast.signals.otlp.flat.schema import TABLES
 from holdfast.signals.otlp.flat.table import flat_table
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -150,7 +151,6 @@ def test_bad_options(telemetry: Telemetry) -> None:
     for options, what in (
         ({"table": "nothing"}, "no table 'nothing'.*logs, points, spans"),
         ({"table": "spans", "slot": "otlp_traces"}, "its own slots"),
-        ({"table": "spans", "partial": "true"}, "whole bundles"),
     ):
         with pytest.raises(BadConfig, match=what):
             parse_options(telemetry.options("folder", **options))
@@ -189,3 +189,23 @@ def test_a_damaged_slot_costs_its_own_table_and_no_other(tmp_path: Path) -> None
     driver.stop()
     sound = flat_table(OtlpKind.TRACES, [spans[0], spans[2]])
     assert sorted(found["span_id"].to_pylist()) == sorted(sound.column("span_id").to_pylist())
+
+
+def test_what_is_left_of_a_damaged_batch_has_a_flag(tmp_path: Path) -> None:
+    (batch,) = otap_of(OtlpKind.TRACES, [request(OtlpKind.TRACES, random.Random(6), items=4)])
+    path = tmp_path / "q"
+    with Quiver.open(path, CONFIG) as quiver:
+        for _ in range(2):
+            quiver.append(batch)
+            quiver.flush()
+    file = min((path / "segments").glob("*/*-otap_span_attrs.arrow"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    options = {"path": str(path), "table": "spans", "partial": "true"}
+    found = read(options)
+    rows = batch["otap_spans"].num_rows
+    assert found["_damaged_slots"].to_pylist() == [["otap_span_attrs"]] * rows + [None] * rows
+    some = read({**options, "columns": "name"})
+    assert some.schema.names == ["name", "_damaged_slots"]
+    assert some.num_rows == 2 * rows

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from tests.signals.otlp.telemetry import NOW_NS, request
 
-from holdfast.errors import StorageFailed
+from holdfast.errors import Damaged, StorageFailed
 from holdfast.query import open_tables
 from holdfast.query.kept import KeptTables
 from holdfast.query.sql import answer
@@ -203,3 +203,54 @@ def test_tables_of_sealed_segments_are_kept(stored: Stored, tmp_path: Path) -> N
     assert len(list(folder.glob("*-spans-*.parquet"))) == 3
     with pytest.raises(StorageFailed, match="cannot be kept"):
         asked(KeptTables(next(folder.iterdir()) / "below a file"))
+
+
+def _damage(quiver: Quiver, slot: str) -> None:
+    """Damage the first block of a slot in the first segment."""
+    (segment, *_) = quiver.segments()
+    (file,) = (file for file in segment.summary.files if file.slot == slot)
+    stored = Path(segment.path / file.name)
+    content = bytearray(stored.read_bytes())
+    content[file.batches[0].offset + file.batches[0].length // 2] ^= 1
+    stored.write_bytes(content)
+
+
+@pytest.mark.parametrize("slot", ["otap_span_attrs", "otap_resource_attrs"])
+def test_what_is_left_of_a_batch_is_rows_with_a_flag(tmp_path: Path, slot: str) -> None:
+    body = request(OtlpKind.TRACES, random.Random(11), items=4)
+    (tables_of_batch,) = otap_of(OtlpKind.TRACES, [body])
+    with Quiver.open(tmp_path / "q", CONFIG) as quiver:
+        quiver.append(tables_of_batch)
+        quiver.flush()
+        quiver.append(tables_of_batch)
+        quiver.flush()
+        whole = quiver.scan(table="spans").read_all()
+        rows = whole.num_rows // 2
+        _damage(quiver, slot)
+        with pytest.raises(Damaged):
+            quiver.scan(table="spans").read_all()
+        assert quiver.scan(table="spans", on_damage="skip").read_all().num_rows == rows
+        found = quiver.scan(table="spans", partial=True).read_all()
+        asked = open_tables(quiver.directory, on_damage="flag")["spans"]
+        assert asked.to_table().equals(found)
+        with answer({"spans": asked}, "select count(_damaged_slots) from spans") as reader:
+            assert [tuple(row.values()) for row in reader.read_all().to_pylist()] == [(rows,)]
+        some = quiver.scan(["name"], table="spans", partial=True).read_all()
+    assert some.schema.names == ["name", "_damaged_slots"]
+    assert found["_damaged_slots"].to_pylist() == [[slot]] * rows + [None] * rows
+    lost = "attributes" if slot == "otap_span_attrs" else "resource_attributes"
+    # A resource of which nothing is left is none.
+    gone = {"attributes"} if lost == "attributes" else {"service_name"}
+    kept = [name for name in whole.schema.names if name not in gone and "resource" not in name]
+    assert found.select(kept).equals(whole.select(kept))
+    assert not any(found[lost].to_pylist()[:rows])
+    assert found[lost].slice(rows).equals(whole[lost].slice(rows))
+
+
+def test_of_a_batch_without_its_spans_there_are_no_rows(tmp_path: Path) -> None:
+    (batch,) = otap_of(OtlpKind.TRACES, [request(OtlpKind.TRACES, random.Random(11), items=4)])
+    with Quiver.open(tmp_path / "q", CONFIG) as quiver:
+        quiver.append(batch)
+        quiver.flush()
+        _damage(quiver, "otap_spans")
+        assert quiver.scan(table="spans", partial=True).read_all().num_rows == 0

@@ -179,5 +179,5 @@ class _Look:
         return StoredDataset(
             self._disk,
             lambda columns: scan_table(table, parts, columns, self._times),
-            lambda: table_schema(table),
+            lambda: table_schema(table, on_damage=self._on_damage),
         )

@@ -298,8 +298,6 @@ class Quiver:
             raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
         if table is not None and slot is not None:
             raise BadInput("both a slot and a table", hint="name one; a table has its own slots")
-        if table is not None and partial:
-            raise BadInput("a table is made from whole bundles", hint="leave `partial` out")
         segments, tail = self._engine.readable.snapshot()
         found = [segment.mapped() for segment in segments] if zero_copy else segments
         tables = TableMaker(self._config)

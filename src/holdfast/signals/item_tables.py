@@ -6,7 +6,7 @@ forwards knows that there are such tables, and needs no more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from holdfast.extras import need
 from holdfast.quiver.base.arrow import numbers
-from holdfast.signals.otap.payloads import ROOTS
+from holdfast.signals.otap.payloads import ROOTS, with_orphans
 from holdfast.signals.otap.payloads import TABLES as OTAP_TABLES
 from holdfast.signals.otlp.flat.schema import REQUEST, SCHEMAS, TABLES
 from holdfast.signals.otlp.kinds import OtlpKind
@@ -63,7 +63,9 @@ class TelemetryTable:
         for made in flat_batches(self.kind, payloads, unreadable=missed):
             yield self._placed(made, made.column(REQUEST))
 
-    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def of_bundle(
+        self, slots: Mapping[str, pa.RecordBatch], damaged_slots: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
         """See `ItemTable`."""
         try:
             from holdfast.signals.otap.to_otlp import otlp_of
@@ -74,7 +76,9 @@ class TelemetryTable:
         from holdfast.signals.otap.problem import NotOtap
 
         try:
-            requests = otlp_of(self.kind, slots)
+            lost = with_orphans(damaged_slots)
+            kept = {slot: rows for slot, rows in slots.items() if slot not in lost}
+            requests = otlp_of(self.kind, kept)
         except NotOtap:
             return  # not by a receiver of ours, likewise
         for made in flat_batches(self.kind, requests, unreadable=[]):

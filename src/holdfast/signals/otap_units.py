@@ -20,7 +20,7 @@ from holdfast.quiver import Bundle, Extractor
 from holdfast.quiver.base.arrow import constant, texts
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.signals.event import ArrowData, Event, ItemCounter, arrow_data_of
-from holdfast.signals.otap.payloads import PARENTS, TABLES, PayloadType
+from holdfast.signals.otap.payloads import TABLES, PayloadType, with_orphans
 from holdfast.signals.otlp.extractor import document_reader, item_counter
 from holdfast.signals.otlp.kinds import OtlpKind
 
@@ -135,10 +135,7 @@ def _without_orphans(data: ArrowData) -> ArrowData:
 
     They are not damaged, so the header that marks the rest does not name them.
     """
-    lost = set(data.damaged_slots)
-    for child, parent in PARENTS.items():  # a parent comes before its children
-        if parent.slot in lost:
-            lost.add(child.slot)
+    lost = with_orphans(data.damaged_slots)
     kept = {slot: table for slot, table in data.slots.items() if slot not in lost}
     left = sum(table.num_rows for table in kept.values())
     return replace(data, slots=kept, damaged_rows=data.rows - left)

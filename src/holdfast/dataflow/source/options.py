@@ -295,8 +295,7 @@ def _check_table(parsed: SourceOptions) -> None:
     known = sorted(tables())
     if parsed.table not in known:
         raise BadConfig(f"there is no table {parsed.table!r}", hint=f"there are {', '.join(known)}")
-    if "slot" in parsed.model_fields_set or parsed.partial:
+    if "slot" in parsed.model_fields_set:
         raise BadConfig(
-            "a table has its own slots, and is made from whole bundles",
-            hint="leave out the options slot and partial, or the option table",
+            "a table has its own slots", hint="leave out the option slot, or the option table"
         )

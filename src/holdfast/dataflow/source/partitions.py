@@ -176,8 +176,10 @@ class _PieceReader:
                 wanted = replace(wanted, on_damage="flag")
             return self._read(wanted)
 
-        known = [name for name in self._columns.names if name in table_schema(table).names]
-        return table_batches(table, scan_slot, table_schema(table, known), times)
+        how = self._wanted.on_damage
+        whole = table_schema(table, on_damage=how).names
+        known = [name for name in self._columns.names if name in whole]
+        return table_batches(table, scan_slot, table_schema(table, known, how), times)
 
     def _staged(self) -> RejectedFile:
         """Return the file for rejected rows, named after what is read: a second run replaces it."""

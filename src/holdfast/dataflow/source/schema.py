@@ -21,7 +21,7 @@ from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.quiver.read.damaged_slots import DAMAGED_SLOTS
-from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.read.scan import OnDamage, TimeRange, scan
 from holdfast.quiver.read.tables import table_schema
 from holdfast.quiver.segments.manifest import OPAQUE
 from holdfast.quiver.segments.segment import Segment
@@ -99,7 +99,8 @@ def stored_schema(options: SourceOptions) -> pa.Schema:
         options = options.model_copy(update={"columns": columns})
     if options.table:
         # The same whatever is stored, and before anything is.
-        known = table_schema(tables()[options.table], options.columns)
+        on_damage: OnDamage = "flag" if options.partial else "fail"
+        known = table_schema(tables()[options.table], options.columns, on_damage)
         readable = _readable(known, must=options.columns is not None)
         return pa.schema([*readable, *(WATERMARK_FIELDS if options.watermark else ())])
     # What the query began with is kept beside its checkpoint. Spark fixes the schema of a stream

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -118,8 +118,10 @@ class ItemTable(Protocol):
         `unreadable`, if that is given.
         """
 
-    def of_bundle(self, slots: Mapping[str, pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the items of one Arrow bundle, likewise; `_place` is 0."""
+    def of_bundle(
+        self, slots: Mapping[str, pa.RecordBatch], damaged_slots: Collection[str] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the items of one Arrow bundle, or of what is left of it; `_place` is 0."""
 
 
 @dataclass(frozen=True)

@@ -70,9 +70,17 @@ class ItemTimeRange(TimeRange):
         return None
 
 
-def table_schema(table: ItemTable, columns: Sequence[str] | None = None) -> pa.Schema:
-    """Return the columns of a table, envelope included, or those of them that are asked for."""
-    whole = pa.schema([*TABLE_ENVELOPE, *table.schema])
+def table_schema(
+    table: ItemTable, columns: Sequence[str] | None = None, on_damage: OnDamage = "fail"
+) -> pa.Schema:
+    """Return the columns of a table, envelope included, or those of them that are asked for.
+
+    With flags for what is damaged there is one more, asked for or not.
+    """
+    flags = [DAMAGED_SLOTS] if on_damage == "flag" else []
+    whole = pa.schema([*TABLE_ENVELOPE, *table.schema, *flags])
+    if columns is not None:
+        columns = [*columns, *(flag.name for flag in flags if flag.name not in columns)]
     if columns is None:
         return whole
     unknown = [name for name in columns if name not in whole.names]
@@ -143,7 +151,7 @@ def scan_table(
     table: ItemTable, parts: StoredParts, columns: Sequence[str] | None, times: TimeRange
 ) -> pa.RecordBatchReader:
     """Return a reader over a table; `times` are those of its items."""
-    schema = table_schema(table, columns)
+    schema = table_schema(table, columns, parts.on_damage)
     held = ItemTimeRange(times.since_us, times.until_us)
     batches = (
         batch
@@ -156,14 +164,22 @@ def scan_table(
 def table_batches(
     table: ItemTable, scan_slot: ScanSlot, schema: pa.Schema, times: TimeRange
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the items of one segment, or of what is not sealed, of some event times."""
+    """Yield the items of one segment, or of what is not sealed, of some event times.
+
+    Bundles that lack slots have items only if the schema has a column for what they lack.
+    """
+    flags = DAMAGED_SLOTS.name in schema.names
     for stored in scan_slot(table.raw_slot, (*_POSITION, "payload")):
         made = table.of_payloads(stored.column("payload").to_pylist())
         yield from with_envelope(made, stored, schema, times)
     if table.arrow_slots:
-        for seq, slots in _bundles(table.arrow_slots, scan_slot):
-            made = table.of_bundle({name: _own(rows) for name, rows in slots.items()})
-            first = slots[table.arrow_slots[0]].slice(0, 1).select(_POSITION)
+        for seq, slots in _bundles(table.arrow_slots, scan_slot, flags=flags):
+            main = slots[table.arrow_slots[0]].slice(0, 1)
+            damaged_slots = _flags_of(main)[0].as_py() or ()
+            made = table.of_bundle(
+                {name: _own(rows) for name, rows in slots.items()}, damaged_slots
+            )
+            first = main.select([*_POSITION, *_flag_names(main)])
             at = first.set_column(1, "_row", numbers([0], pa.int32()))
             assert at.column("_seq")[0].as_py() == seq, "BUG: rows of another bundle"
             yield from with_envelope(made, at, schema, times)
@@ -189,6 +205,8 @@ def with_envelope(
             "_ingestion_time": ingestion,
             "_event_time": pc.coalesce(batch.column("_time"), ingestion),
         }
+        if DAMAGED_SLOTS.name in schema.names:
+            columns[DAMAGED_SLOTS.name] = _flags_of(stored).take(places)
         mask = times.mask(columns["_event_time"])
         arrays = [
             columns[field.name] if field.name in columns else batch.column(field.name)
@@ -217,9 +235,12 @@ def _numbers_within(places: pa.Array, last: int, seen: int) -> pa.Array:
 
 
 def _bundles(
-    names: Sequence[str], scan_slot: ScanSlot
+    names: Sequence[str], scan_slot: ScanSlot, *, flags: bool
 ) -> Iterator[tuple[int, dict[str, pa.RecordBatch]]]:
-    """Yield the bundles of a segment that have rows in the first slot, each with all its slots."""
+    """Yield the bundles of a segment that have rows in the first slot, each with all its slots.
+
+    Those that lack some are left out without `flags`.
+    """
     main = _by_bundle(scan_slot(names[0], None))
     if not main:
         return
@@ -229,7 +250,7 @@ def _bundles(
         for name, found in others.items():
             if seq in found:
                 slots[name] = found.pop(seq)
-        if not any(_lacks_slots(rows) for rows in slots.values()):
+        if flags or not any(_lacks_slots(rows) for rows in slots.values()):
             yield seq, {name: one_batch(pa.Table.from_batches(r)) for name, r in slots.items()}
 
 
@@ -243,6 +264,17 @@ def _by_bundle(reader: pa.RecordBatchReader) -> dict[int, list[pa.RecordBatch]]:
             found.setdefault(seq, []).append(batch.slice(start, end - start))
             start = end
     return found
+
+
+def _flag_names(rows: pa.RecordBatch) -> list[str]:
+    return [DAMAGED_SLOTS.name] if DAMAGED_SLOTS.name in rows.schema.names else []
+
+
+def _flags_of(rows: pa.RecordBatch) -> pa.Array:
+    """Return which slots each row's bundle lacks; null where it lacks none."""
+    for name in _flag_names(rows):
+        return rows.column(name)
+    return pa.nulls(rows.num_rows, DAMAGED_SLOTS.type)
 
 
 def _lacks_slots(rows: Sequence[pa.RecordBatch]) -> bool:
@@ -260,6 +292,8 @@ def _own(rows: pa.RecordBatch) -> pa.RecordBatch:
     kept = [
         name
         for name, column in zip(rows.schema.names, rows.columns, strict=True)
-        if name not in ENVELOPE_SCHEMA.names and column.null_count < rows.num_rows
+        if name not in ENVELOPE_SCHEMA.names
+        and name != DAMAGED_SLOTS.name
+        and column.null_count < rows.num_rows
     ]
     return rows.select(kept)

@@ -168,3 +168,12 @@ class ValueType(IntEnum):
     MAP = 5
     SLICE = 6
     BYTES = 7
+
+
+def with_orphans(slots: Collection[str]) -> set[str]:
+    """Return lost slots, and those whose rows belong to rows that are in them."""
+    lost = set(slots)
+    for child, parent in PARENTS.items():  # a parent comes before its children
+        if parent.slot in lost:
+            lost.add(child.slot)
+    return lost

@@ -54,6 +54,10 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 @time_option("--until", "Only items and events before this time, with a zone.")
 @click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
 @click.option(
+    "--partial", is_flag=True,
+    help="As --skip-damaged, and name in `_damaged_slots` what the bundle of a row lacks.",
+)  # fmt: skip
+@click.option(
     "--memory", "memory_bytes", type=_Size(), default="1GB", show_default=True,
     help="What the query may hold in memory.",
 )  # fmt: skip
@@ -73,6 +77,7 @@ def sql_command(  # noqa: PLR0913, PLR0917  (its options)
     since: datetime | None,
     until: datetime | None,
     skip_damaged: bool,
+    partial: bool,
     memory_bytes: int,
     spill_bytes: int,
     keep: Path | None,
@@ -91,7 +96,7 @@ def sql_command(  # noqa: PLR0913, PLR0917  (its options)
         *directories,
         since=since,
         until=until,
-        on_damage="skip" if skip_damaged else "fail",
+        on_damage="flag" if partial else "skip" if skip_damaged else "fail",
         keep=None if keep is None else KeptTables(keep),
     )
     limits = SqlLimits(memory_bytes, spill_bytes)
