@@ -125,6 +125,24 @@ class OpenedFile:
         """Return the extended attributes that can be read, sorted by name."""
         return _xattrs(self._descriptor)
 
+    def is_begun(self, since_ns: int, blocks: Iterable[Buffer]) -> bool:
+        """Whether the file came since then, and all that it holds is how this content begins."""
+        before = os.fstat(self._descriptor)
+        if before.st_ctime_ns < since_ns:
+            return False
+        for block in blocks:
+            wanted = memoryview(block).cast("B")
+            while wanted.nbytes:
+                found = os.read(self._descriptor, wanted.nbytes)
+                if not found:
+                    break
+                if wanted[: len(found)] != found:
+                    return False
+                wanted = wanted[len(found) :]
+        is_read = not os.read(self._descriptor, 1)
+        # Compared again: somebody may have written to it while it was read.
+        return is_read and os.fstat(self._descriptor).st_ctime_ns == before.st_ctime_ns
+
     def looks_like(self, entry: FolderEntry) -> bool:
         """Whether the content is still the one that was found: asked after it was read."""
         info = os.fstat(self._descriptor)
@@ -296,14 +314,16 @@ class Folder:
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder(folder))
 
-    def remove_newer(self, path: str, since_ns: int) -> None:
-        """Remove a file that came, or was changed, since then; one that is older stays."""
+    def remove_begun(self, path: str, since_ns: int, blocks: Iterable[Buffer]) -> None:
+        """Remove a file that came since then and holds the beginning of this content, or all of it.
+
+        That is what somebody leaves who died while writing it. A file of which any byte would be
+        lost stays, however new it is; so does what cannot be read.
+        """
         folder, name = self._split(path)
-        with suppress(FileNotFoundError):
-            parent = self._folder(folder)
-            info = os.stat(name, dir_fd=parent, follow_symlinks=False)
-            if stat.S_ISREG(info.st_mode) and info.st_ctime_ns >= since_ns:
-                os.unlink(name, dir_fd=parent)
+        with suppress(OSError), self.open_file(path) as file:
+            if file.is_begun(since_ns, blocks):
+                os.unlink(name, dir_fd=self._folder(folder))
 
     def dress(self, path: str, dress: Dress) -> list[Undone]:
         """Give a folder that is there its mode, time and all else; return what it did not get."""

@@ -187,10 +187,9 @@ class RestorerKilledOnce(RangeRestorer):
         told, keys = task
         if len(told) < 3 or told[0][0] < "many/1" or not is_first(self._store):
             return super().take(task, alive, again=again)
-        super().take((told[:1], keys), alive, again=False)
+        super().take((told[:2], keys), alive, again=False)
         half = Path(str(self._root.path)) / told[1][0]
-        half.parent.mkdir(parents=True, exist_ok=True)
-        half.write_bytes(b"half")
+        os.truncate(half, half.stat().st_size // 2)
         (half.parent / f".holdfast-{os.getpid()}-1234.partial").write_bytes(b"half")
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
@@ -209,6 +208,35 @@ def test_files_of_a_restorer_that_died_are_written_again(
         extract(files, tmp_path / "restored", threads=pool)
         assert len(pool.lost_pids) == 1
     assert look(tmp_path / "restored") == look(folder)
+
+
+class RestorerKilledBesideAUser(RangeRestorer):
+    """Dies while a user writes a file where one is to be restored."""
+
+    def take(self, task: Any, alive: Alive, *, again: bool) -> Finish:
+        mine = f"{self._root.path}/sizes/05"
+        if "sizes/05" in [path for path, _ in task[0]] and not os.path.exists(mine):
+            os.makedirs(os.path.dirname(mine), exist_ok=True)
+            Path(mine).write_bytes(b"mine")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().take(task, alive, again=again)
+
+
+def test_a_file_that_a_user_wrote_meanwhile_is_not_taken_for_a_dead_restorers(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    with put_by(monkeypatch, tmp_path / "store", folder):
+        pass
+    with (
+        forked(monkeypatch, RestorerKilledBesideAUser) as pool,
+        Store.open(str(tmp_path / "store"), settings=SMALL) as store,
+        Commits(store).open("one") as files,
+    ):
+        how = Restoring(keep_going=True)
+        done = extract(files, tmp_path / "restored", how=how, threads=pool)
+        assert len(pool.lost_pids) == 1
+    assert [one.path for one in done.failures] == ["sizes/05"]
+    assert (tmp_path / "restored/sizes/05").read_bytes() == b"mine"
 
 
 def test_a_file_that_was_there_before_is_not_replaced_by_processes_either(

@@ -223,7 +223,8 @@ class _Extraction:
         # The first restored name of files that have several, and the others.
         self._first_names: dict[tuple[str, bytes], str] = {}
         self._other_names: list[tuple[FileInfo, str]] = []
-        # What another worker wrote that died: it is newer than this, and replaced.
+        # What another worker wrote that died is newer than this. It is replaced, if it is nothing
+        # but the beginning of what is restored: a file of the user's may be as new.
         self._written_since_ns: int | None = None
         self._alive: Alive = lambda: None
 
@@ -423,7 +424,7 @@ class _Extraction:
         if self._how.overwrite:
             root.remove(path)
         elif self._written_since_ns is not None:
-            root.remove_newer(path, self._written_since_ns)
+            root.remove_begun(path, self._written_since_ns, self._files.content(file))
         return root.write(path, self._files.content(file), self._dress(file), holes=file.is_sparse)
 
     def _name_again(self, file: FileInfo, first: str) -> list[Undone]:
