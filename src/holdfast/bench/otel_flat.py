@@ -7,6 +7,7 @@ points are of sums and histograms and have three.
 
 parse       every request is parsed, and nothing else
 flat        every request is in a table, its resource joined to each item
+control     the parse again: how far apart two equal things are
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.bench.figures import Figures, interleave
+from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.otel_load import request_of
 from holdfast.bench.scale import OtelScale
 from holdfast.bench.stopwatch import Stopwatch
 from holdfast.errors import CheckFailed
-from holdfast.signals.otlp.flat.nested import converter
 from holdfast.signals.otlp.flat.table import TOGETHER_BYTES_MAX, flat_batches
 from holdfast.signals.otlp.kinds import OtlpKind
 from holdfast.signals.otlp.messages import REQUESTS
@@ -40,15 +40,15 @@ def measure_flat_tables(
         OtlpKind.LOGS: (_logs(), "_logs"),
         OtlpKind.METRICS: (_points(), "_points"),
     }
-    figures.note("flat_converter", converter().value)
     for kind, (body, suffix) in made.items():
         requests = [body] * scale.backlog_requests
         progress(f"flat tables: {len(requests)} requests of {_ITEMS} {kind.items}")
-        runs = interleave(
-            {"parse": _parse(kind, requests), "flat": _flat(kind, requests)}, scale.rounds
-        )
-        pairs = zip(runs["flat"], runs["parse"], strict=True)
-        figures.add(f"flat_vs_parse{suffix}", [flat_s / parse_s for flat_s, parse_s in pairs])
+        parse = _parse(kind, requests)
+        contenders = {"parse": parse, "flat": _flat(kind, requests), "control": parse}
+        runs = rotated(contenders, scale.rounds, warm_up=True)
+        for name, ending in (("flat", ""), ("control", "_control")):
+            pairs = zip(runs[name], runs["parse"], strict=True)
+            figures.add(f"flat_vs_parse{ending}{suffix}", [one / parse_s for one, parse_s in pairs])
         items = _ITEMS * len(requests)
         figures.add(f"flat_items_per_cpu_s{suffix}", [items / flat_s for flat_s in runs["flat"]])
 

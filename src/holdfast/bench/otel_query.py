@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 import pyarrow.parquet as pq
 
-from holdfast.bench.figures import Figures, interleave
+from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.otel_load import request_of
 from holdfast.bench.scale import OtelScale
 from holdfast.bench.stopwatch import Stopwatch
@@ -62,16 +62,20 @@ def measure_scan(
         return watch.wall_s
 
     figures.add("scan_first_spans_per_s", [spans / over_quiver(kept)])
-    runs = interleave(
+    runs = rotated(
         {
             "quiver": lambda: over_quiver(kept),
             "parquet": lambda: _over_parquet(parquet)[0],
             "unkept": lambda: over_quiver(None),
+            "control": lambda: _over_parquet(parquet)[0],
         },
         scale.rounds,
+        warm_up=True,
     )
     pairs = list(zip(runs["parquet"], runs["quiver"], strict=True))
     figures.add("scan_vs_parquet", (theirs / ours for theirs, ours in pairs))
+    again = zip(runs["parquet"], runs["control"], strict=True)
+    figures.add("scan_vs_parquet_control", (one / other for one, other in again))
     unkept = zip(runs["parquet"], runs["unkept"], strict=True)
     figures.add("scan_vs_parquet_unkept", (theirs / ours for theirs, ours in unkept))
     figures.add("scan_spans_per_s", (spans / seconds for seconds in runs["quiver"]))
