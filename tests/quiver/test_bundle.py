@@ -69,6 +69,14 @@ def test_many_raw_events_come_back_as_a_few_do(event: bytes) -> None:
     assert raw_rows(encode_raw("slot", events, None, LIMIT), "slot") == [(event, None)] * 10
 
 
+@pytest.mark.parametrize("slot", ["", "a/b", 5, None, ["events"]])
+def test_a_slot_that_is_no_name_is_refused_each_time(slot: Any) -> None:
+    """Also one without a hash: names that were checked are remembered."""
+    for _ in range(2):
+        with pytest.raises(BadInput, match="is not a slot name"):
+            encode_raw(slot, b"event", None, LIMIT)
+
+
 def raw_rows(encoded: Encoded, slot: str) -> list[tuple[bytes, str | None]]:
     """Return the payloads and headers that a reader sees."""
     held = HeldBundle(0, FrameKind.RAW, 0, NO_WATERMARK, None, 0, encoded.events, encoded.payload)

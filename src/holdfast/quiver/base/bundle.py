@@ -14,6 +14,7 @@ import json
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -368,7 +369,8 @@ def encode_raw(
 ) -> Encoded:
     """Return the payload of a bundle of raw events."""
     if isinstance(payloads, bytes) and headers is None:
-        return OneEvent(slot, max_bytes).encode(payloads, None)
+        known = _one_event if type(slot) is str else OneEvent  # others may have no hash
+        return known(slot, max_bytes).encode(payloads, None)
     check_slot(slot)
     events = [payloads] if isinstance(payloads, bytes) else payloads
     if not events:
@@ -417,6 +419,10 @@ class OneEvent:
         lengths = _ONE_EVENT.pack(len(payload), len(blob))
         whole = b"".join((self._head, lengths, payload, blob))
         return _checked(Encoded(FrameKind.RAW, whole, 1), self._max_bytes)
+
+
+# Of as many slots as a bundle may have: to check a name anew costs as much as the rest.
+_one_event = lru_cache(maxsize=SLOTS_MAX)(OneEvent)
 
 
 def _header_bytes(header: object) -> bytes:

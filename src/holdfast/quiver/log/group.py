@@ -21,6 +21,7 @@ import pyarrow as pa
 from holdfast.errors import HoldfastError
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import (
+    HEADER_BYTES,
     NO_WATERMARK,
     STAGED,
     FrameKind,
@@ -57,13 +58,11 @@ class Numbered:
 
     def receipt(self, quiver_id: str, append: Append) -> Receipt:
         """Return the answer for the producer."""
+        held = self.held
+        first = held[0]
+        events = first.events if len(held) == 1 else sum([one.events for one in held])
         return Receipt(
-            quiver_id,
-            self.held[0].seq,
-            len(self.held),
-            sum([held.events for held in self.held]),
-            append.level,
-            append is not self.append,
+            quiver_id, first.seq, len(held), events, append.level, append is not self.append
         )
 
 
@@ -159,12 +158,19 @@ class Framing:
     """Turns groups into frames, each with what its file holds before it."""
 
     def __init__(self, salt: int, end: int, synced_through: int, holds: Totals) -> None:
-        self.buffers: list[Buffer] = []
         # Of the file, with these frames.
         self.end = end
         self.holds = holds
         self._salt = salt
         self._synced_through = synced_through
+        self._buffers: list[Buffer] = []
+        # What ends the last frame, written with the next one's header: a buffer less for each.
+        self._padding = b""
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """All frames, to be written as they stand."""
+        return [*self._buffers, self._padding] if self._padding else self._buffers
 
     def put_all(self, appends: Iterable[list[HeldBundle]]) -> None:
         """Add the frames of some appends, each with its bundles."""
@@ -223,8 +229,9 @@ class Framing:
             extra_bytes,
             flags,
         )
-        self.buffers += (header, body, padding) if padding else (header, body)
-        self.end += len(header) + len(body) + len(padding)
+        self._buffers += (self._padding + header, body)
+        self._padding = padding
+        self.end += HEADER_BYTES + len(body) + len(padding)
 
 
 def parts(appends: list[Append], room: Room | None) -> list[list[Append]]:

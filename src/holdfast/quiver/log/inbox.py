@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
@@ -181,10 +181,13 @@ def answer(appends: Iterable[Answered]) -> None:
         append.outcome = outcome
         # A lock as a one-shot event: an `Event` allocates a condition and a lock of its own for
         # each append.
-        if append._loop is None:
+        loop = append._loop
+        if loop is None:
             append._done.release()
+        elif (waiting := by_loop.get(loop)) is not None:
+            waiting.append(append)
         else:
-            by_loop.setdefault(append._loop, []).append(append)
+            by_loop[loop] = [append]
     for loop, answered in by_loop.items():
         with contextlib.suppress(RuntimeError):  # the loop was closed while somebody waited in it
             # Per loop, not per append: each call writes to the loop's self-pipe.
@@ -193,6 +196,11 @@ def answer(appends: Iterable[Answered]) -> None:
 
 def _notify(appends: list[Append]) -> None:
     for append in appends:
+        future = append._future
+        if future is not None:
+            if not future.done():
+                future.set_result(None)
+            continue
         try:
             append.notify()
         except Exception as error:  # a fault of one that waited is not one of the others
@@ -303,16 +311,20 @@ class Inbox:
         with self._lock:
             return self._try_put(append)
 
-    async def send(self, append: Append, timeout_s: float) -> Receipt:
-        """Hand over an append of the running loop and await its answer, both within the time.
+    def send(self, append: Append, timeout_s: float) -> Awaitable[Receipt]:
+        """Hand over an append of the running loop; to be awaited at once, within the time.
 
-        The others wait by one timer. It serves them only because they are answered in the order
+        Most are handed over in the call itself: a coroutine less for each of them. They wait by one
+        timer. It serves them only because they are answered in the order
         in which they came: one whose time runs already, or that waits for a segment, would keep
         all that were answered behind it in memory.
         """
         if append.level is not AckLevel.SEGMENT and self.offer(append):
             self._deadlines_here().add(append, timeout_s)
-            return await append.answered()
+            return append.answered()
+        return self._send_patiently(append, timeout_s)
+
+    async def _send_patiently(self, append: Append, timeout_s: float) -> Receipt:
         deadline_s = self._clock.monotonic_s() + timeout_s
         await self.put_async(append, deadline_s)
         return await append.wait_async(deadline_s - self._clock.monotonic_s())

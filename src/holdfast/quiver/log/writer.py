@@ -318,9 +318,10 @@ class Writer:
         patient: list[Answered] = []
         for item in group:
             item.published = True
-            if item.append.producer is not None and item.append.epoch:
-                self._producers.record(item.append.producer, last_append(item))
-            for append in item.appends:
+            first = item.append
+            if first.producer is not None and first.epoch:
+                self._producers.record(first.producer, last_append(item))
+            for append in item.appends if item.followers else (first,):
                 target = patient if append.level is AckLevel.SEGMENT else due
                 target.append((append, item.receipt(self._quiver_id, append)))
         if patient:
