@@ -24,7 +24,9 @@ second copies of the segments' summaries go instead, some at a time: the first o
 found sound, say the same. Six of them are the room of a ledger file or a WAL file. Where even they
 are gone, an outcome may come before the keeper has freed what the last ones resolved. It is then
 refused (`StorageFailed`), nothing is recorded, and the same call succeeds once there is room. It
-does not wait for the keeper, because it holds the ledger's lock, which the keeper needs.
+does not wait for the keeper, because it holds the ledger's lock, which the keeper needs. If another
+program takes all that is freed meanwhile, such outcomes may leave no room for the line that says a
+segment is deleted: ARCHITECTURE.md has what follows, and why.
 """
 
 from __future__ import annotations
