@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import threading
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from tests.support.sessions import run_apart
 
 from holdfast.dataflow.compiler.places import Places
 from holdfast.dataflow.compiler.tails import Tail
-from holdfast.dataflow.driver.failures import Restarts, is_no_worker
+from holdfast.dataflow.driver.failures import Restarts, failed, is_no_worker, told_briefly
 from holdfast.dataflow.driver.process import drive
 from holdfast.dataflow.driver.progress import BATCH_PATIENCE_S, LONG_BATCH_S, QueryProgress
 from holdfast.dataflow.driver.run import PipelineRun
@@ -43,6 +45,93 @@ IN_A_TASK = Exception(
     "to connect back after 60000 ms"
 )
 OTHER = Exception("[STREAM_FAILED] … terminated with exception: column `a` cannot be resolved")
+
+
+# ------------------------------------------------------------------ what Spark is told
+
+TRACE = "\tat org.apache.spark.scheduler.DAGScheduler.failJobAndIndependentStages(DAG.scala:1)\n"
+JOB = "An error occurred while calling o1.collectToPython.\n: "
+
+
+class JavaError(Exception):
+    """As py4j's: what it says has all of Java's trace."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(JOB + "".join(f"{line}\n{TRACE * 40}" for line in lines))
+
+
+JavaError.__module__, JavaError.__qualname__ = "py4j.protocol", "Py4JJavaError"
+
+
+def told(error: Exception) -> str:
+    """Return what Spark is told of a batch that fails so: py4j's text."""
+
+    def fail(batch: DataFrame, number: int) -> None:
+        raise error
+
+    batch: Any = None
+    try:
+        told_briefly(fail)(batch, 7)
+    except Exception:
+        return traceback.format_exc()
+    raise AssertionError("it did not fail")
+
+
+CANCELLED = (
+    "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED] Job 5 cancelled part of cancelled job "
+    "group 6f1c. SQLSTATE: XXKDA"
+)
+INTERRUPTION = "java.nio.channels.ClosedByInterruptException"
+INTERRUPTED = f"Caused by: {INTERRUPTION}"
+CRASHED = "org.apache.spark.SparkException: Job aborted: Python worker exited unexpectedly"
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (JavaError(CANCELLED), ["org.apache.spark.SparkException", "cancelled", "group 6f1c"]),
+        (JavaError(CRASHED, INTERRUPTED), [INTERRUPTION, CRASHED]),
+        (JavaError(CRASHED, "Caused by: No space left on device"), ["No space left on device"]),
+        (JavaError(CRASHED, f"Caused by: {IN_A_TASK}"), ["waiting for the Python worker"]),
+        (JavaError("x" * 100_000, "y" * 100_000, CANCELLED), ["group 6f1c"]),
+    ],
+)
+def test_of_an_error_of_java_in_a_batch_spark_is_told_what_it_can_read(
+    error: Exception, kept: list[str]
+) -> None:
+    """Its pattern calls itself for each character that follows the name of an error of Java."""
+    text = told(error)
+    _, _, followed = text.partition("py4j.protocol.Py4JJavaError")
+    assert len(followed) < 1000
+    assert len(text) < 4000, "with where it was raised"
+    assert all(part in text for part in kept)
+
+
+def test_an_interruption_is_found_where_spark_looks_for_it() -> None:
+    text = told(JavaError(CRASHED, INTERRUPTED))
+    pattern = r"py4j.protocol.Py4JJavaError: An error occurred while calling(.|\n)*(java.nio\S+)"
+    assert re.search(pattern, text)
+    assert failed("one", Exception(text)).message.startswith(f"query one ended: {CRASHED}; ")
+
+
+@pytest.mark.slow
+def test_spark_s_own_pattern_overflows_on_a_trace_and_not_on_what_it_is_told(
+    spark: SparkSession,
+) -> None:
+    """If this fails with a newer Spark, `told_briefly` can go."""
+    assert spark._jvm is not None
+    runtime = spark._jvm.org.apache.spark.sql.execution.streaming.runtime
+    pattern = runtime.StreamExecution.PROXY_ERROR()
+    error = JavaError(CRASHED, INTERRUPTED)
+    assert pattern.findFirstIn(told(error)).isDefined()
+    assert not pattern.findFirstIn(told(JavaError(CANCELLED))).isDefined()
+    with pytest.raises(Exception, match="StackOverflowError"):
+        pattern.findFirstIn("".join(traceback.format_exception(error)))
+
+
+def test_errors_without_java_are_told_as_they_are() -> None:
+    told_now = told(PipelineFailed("the folder is gone", hint="mount it"))
+    assert told_now.endswith("PipelineFailed: the folder is gone. mount it\n")
 
 
 # ------------------------------------------------------------------------ counting

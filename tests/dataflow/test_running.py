@@ -124,6 +124,28 @@ def test_a_stop_inside_a_batch_calls_no_function_twice(spark: SparkSession, tmp_
     assert sum(called.values()) == 60
 
 
+def test_a_query_that_is_stopped_inside_a_batch_has_not_failed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its batch ends with an error, in which Spark has to find that it was interrupted."""
+    pipeline = (
+        Pipeline(shuffle_partitions=1)
+        .source("events", quiver="q", quiver_config="holdfast.dataflow.compiler.places:SINK_CONFIG")
+        .map(select={"n": "unix_micros(_event_time)", "folder": f"'{tmp_path}'"})
+        .sink(name="out", python=noting_sink)
+        .settings
+    )
+    fill(tmp_path / "q")
+    with PipelineRun("one", pipeline, Places(tmp_path / "state", tmp_path), spark) as run:
+        run.start()
+        (one,) = run._running
+        until_spark((tmp_path / "calls").exists)
+        run.stop()
+        assert not one.spark.isActive
+        assert one.spark.exception() is None
+        (tmp_path / "go").touch()
+
+
 def command(folder: Path, *arguments: str) -> list[str]:
     options = ["--state-dir", str(folder / "state"), "--master", "local[1]"]
     file = str(folder / "file.yaml")

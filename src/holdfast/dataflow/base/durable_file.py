@@ -17,7 +17,7 @@ from holdfast.errors import DiskFull, PipelineDiskFull
 # Staged files of drivers that died are removed at this age.
 STALE_AFTER_S = 24 * 3600.0
 # What Java, Python, Arrow and RocksDB say; the error itself is left behind in another process.
-_NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
+NO_ROOM = ("No space left on device", "Disk quota exceeded", "[Errno 28]", "[Errno 122]")
 
 
 def replace_durably(path: Path, text: str) -> None:
@@ -62,7 +62,7 @@ def is_disk_full(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return True
-    return any(text in found for found in texts_of(error) for text in _NO_ROOM)
+    return any(text in found for found in texts_of(error) for text in NO_ROOM)
 
 
 def texts_of(error: BaseException | None) -> Iterator[str]:

@@ -6,12 +6,40 @@ and the latter sixty, neither of which can be set, and ends the query if that wa
 query is sound, the machine was only busy with something else: restarted, it resumes from its
 checkpoint, as after any other end. It is not restarted for ever: a Python that never comes up (none
 is installed on an executor) is a fault that the operator has to fix.
+
+Of an error in our part of a batch Spark has the text only. If the query is being stopped, it looks
+there for an interruption, with a pattern that calls itself for each character that follows the name
+of a Java error. On a stack of 1 MB it can do so for 1,000 characters and not for 2,000, and a trace
+of Java has more: the query's thread ended with a StackOverflowError then, in the middle of finding
+out how it had ended. So Spark is told such an error in a line (`told_briefly`).
 """
 
 from __future__ import annotations
 
-from holdfast.dataflow.base.durable_file import is_disk_full, texts_of
+import logging
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from holdfast.dataflow.base.durable_file import NO_ROOM, is_disk_full, texts_of
 from holdfast.errors import PipelineDiskFull, PipelineFailed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Of the reason, and of what is told beside it.
+REASON_CHARACTERS_MAX = 300
+# What Spark looks for: a query that is stopped has not failed if its job was cancelled, or if its
+# error has the second of these, and then the name of an interruption.
+_CANCELLED = "cancelled part of cancelled job group"
+_JAVA_ERROR = "py4j.protocol.Py4JJavaError: An error occurred while calling"
+_INTERRUPTIONS = (
+    "java.lang.InterruptedException",
+    "java.io.InterruptedIOException",
+    "java.nio.channels.ClosedByInterruptException",
+)
+
+log = logging.getLogger("holdfast.dataflow")
 
 
 def failed(query: str, error: Exception) -> PipelineFailed:
@@ -50,8 +78,11 @@ def reason_of(error: Exception) -> str:
         for line in lines
         if line and not line.startswith("An error occurred while calling")
     ]
+    told = f"{__name__}.{_BatchFailed.__name__}: "
     ours = [
-        line for line in lines if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
+        line.removeprefix(told)
+        for line in lines
+        if line.startswith(("holdfast.", "pyspark.errors", "FunctionFailed"))
     ]
     return ours[-1] if ours else lines[0] if lines else type(error).__name__
 
@@ -66,6 +97,40 @@ _TEXTS = (
 def is_no_worker(error: BaseException) -> bool:
     """Whether a query ended because a Python process did not come up in time."""
     return any(text in found for found in texts_of(error) for text in _TEXTS)
+
+
+def told_briefly(
+    run_batch: Callable[[DataFrame, int], None],
+) -> Callable[[DataFrame, int], None]:
+    """Return what runs a batch, with errors that Spark can read."""
+
+    def run(batch: DataFrame, number: int) -> None:
+        try:
+            run_batch(batch, number)
+        except Exception as error:
+            if _JAVA_ERROR not in "".join(traceback.format_exception(error)):
+                raise
+            log.debug("batch %d failed", number, exc_info=error)
+            raise _brief(error) from None
+
+    return run
+
+
+class _BatchFailed(Exception):
+    """What Spark is told. It ends the query, and is read again when the query's error is."""
+
+
+def _brief(error: Exception) -> _BatchFailed:
+    """Return an error with the reason of another one, and what somebody will look for in it."""
+    whole = "".join(traceback.format_exception(error))
+    reason = reason_of(error)[:REASON_CHARACTERS_MAX]
+    cancelled = [line for line in whole.splitlines() if _CANCELLED in line][:1]
+    known = [text for text in (*_TEXTS, *NO_ROOM, *cancelled) if text in whole]
+    known = [text.strip()[:REASON_CHARACTERS_MAX] for text in known if text not in reason]
+    interruptions = [name for name in _INTERRUPTIONS if name in whole]
+    if interruptions:
+        known.append(f"{_JAVA_ERROR} {', '.join(interruptions)}")
+    return _BatchFailed("; ".join([reason, *known]))
 
 
 class Restarts:

@@ -59,7 +59,13 @@ from holdfast.dataflow.driver.cluster import (
     own_server,
     refuse_address,
 )
-from holdfast.dataflow.driver.failures import Restarts, failed, hangs, reason_of
+from holdfast.dataflow.driver.failures import (
+    Restarts,
+    failed,
+    hangs,
+    reason_of,
+    told_briefly,
+)
 from holdfast.dataflow.driver.own_quivers import Buffers, Intakes
 from holdfast.dataflow.driver.progress import QueryProgress
 from holdfast.dataflow.driver.session import (
@@ -358,7 +364,7 @@ class PipelineRun:
         else:
             tail = Tail(self.plan, query, self._places, self._buffers.addresses, lane)
             rows = gathered(frames, query.taps)
-            writer = rows.writeStream.foreachBatch(tail)
+            writer = rows.writeStream.foreachBatch(told_briefly(tail))
         arrange_offsets(self._places.checkpoint(query), subscribers_of(rows))
         mend_moved(self._places.checkpoint(query))
         writer = writer.queryName(f"{self.plan.name}.{query.name}").outputMode("append")

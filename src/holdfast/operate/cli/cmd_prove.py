@@ -64,9 +64,9 @@ def command(
 ) -> int:
     """Kill the process behind NAME again and again, and check what it promised.
 
-    NAME is quiver, gateway, otel, dataflow, handoff or store. CONFIG is a graph file of yours: its
-    receiver and its buffer are proven, in a copy beside its data directory; what it sends to is
-    replaced by two local backends, and what runs is not touched.
+    NAME is quiver, gateway, otel, otap, dataflow, telemetry, handoff or store. CONFIG is a graph
+    file of yours: its receiver and its buffer are proven, in a copy beside its data directory; what
+    it sends to is replaced by two local backends, and what runs is not touched.
     """
     is_file = name not in prove.NAMES
     if is_file and not Path(name).is_file():
