@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -338,8 +339,13 @@ class DemoRun:
         """Start the gateway, and wait until it says that it is ready."""
         child = self._start("gateway", "holdfast", "up", str(self._config))
         deadline_s = time.monotonic() + READY_SECONDS_MAX
-        while child.poll() is None and time.monotonic() < deadline_s:
-            if self._is_ready():
+        while time.monotonic() < deadline_s:
+            if child.poll() == -signal.SIGKILL:  # by whoever watches
+                self.view.kills += 1
+                child = self._start("gateway", "holdfast", "up", str(self._config))
+            elif child.poll() is not None:
+                break
+            elif self._is_ready():
                 return
             self._show(self.view)
             time.sleep(REFRESH_S / 4)
@@ -423,8 +429,24 @@ class DemoRun:
             self._look()
             time.sleep(REFRESH_S)
 
+    def _replace_killed(self) -> None:
+        """Start again what whoever watches has killed, as a supervisor would."""
+        starts: dict[str, Callable[[], None]] = {
+            "gateway": self._start_gateway,
+            telemetry.COLLECTOR: self._start_collector,
+            **{name: partial(self._start_backend, name) for name in self._ports},
+            **{name: partial(self._start_node, name) for name in NODES},
+        }
+        for name, start in starts.items():
+            child = self._children.get(name)
+            gone = child is not None and child.poll() == -signal.SIGKILL
+            if gone and name not in self.view.dead:
+                self.view.kills += 1
+                start()
+
     def _look(self) -> None:
         """Take in what all journals say at this moment, and show it."""
+        self._replace_killed()
         before = self.view.accepted
         self.view.accepted = len(self._accepted.names())
         self.view.accepted_per_s = (self.view.accepted - before) / REFRESH_S
