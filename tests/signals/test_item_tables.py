@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import duckdb
 import polars as pl
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner, Result
 from tests.signals.otlp.telemetry import NOW_NS, request
 
 from holdfast.errors import Damaged, StorageFailed
+from holdfast.operate.cli import cli
 from holdfast.query import open_tables
 from holdfast.query.kept import KeptTables
 from holdfast.query.sql import answer
@@ -254,3 +257,34 @@ def test_of_a_batch_without_its_spans_there_are_no_rows(tmp_path: Path) -> None:
         quiver.flush()
         _damage(quiver, "otap_spans")
         assert quiver.scan(table="spans", partial=True).read_all().num_rows == 0
+
+
+def _cat(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["quiver", "cat", *arguments])
+
+
+def test_cat_shows_batches_of_otap_as_it_does_requests(tmp_path: Path) -> None:
+    body = request(OtlpKind.TRACES, random.Random(11), items=4)
+    (batch,) = otap_of(OtlpKind.TRACES, [body])
+    with Quiver.open(tmp_path / "q", CONFIG) as quiver:
+        quiver.append_raw(body, slot="otlp_traces")
+        quiver.append(batch)
+        quiver.flush()
+        _damage(quiver, "otap_span_attrs")
+    where = str(tmp_path / "q")
+    assert isinstance(_cat(where, "--table", "spans").exception, Damaged)
+    shown = _cat(where, "--table", "spans", "--partial")
+    assert shown.exit_code == 0, shown.output
+    found = [json.loads(line) for line in shown.stdout.splitlines()]
+    rows = len(found) // 2
+    of_request, of_batch = found[:rows], found[rows:]
+    for one, other in zip(of_request, of_batch, strict=True):
+        assert (one["name"], one["span_id"]) == (other["name"], other["span_id"])
+        assert one["attributes"] == {"http.route": {"string_value": "/"}}
+        assert other["attributes"] == {}
+        assert (one["_damaged_slots"], other["_damaged_slots"]) == (None, ["otap_span_attrs"])
+    few = _cat(where, "--table", "spans", "--skip-damaged", "--columns", "name", "--limit", "2")
+    assert few.stdout == 2 * '{"name": "GET /"}\n'
+    assert "no table 'nothing'" in str(_cat(where, "--table", "nothing").exception)
+    both = _cat(where, "--table", "spans", "--slot", "otap_spans")
+    assert "both a slot and a table" in str(both.exception)

@@ -161,6 +161,7 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
 @click.command("cat")
 @quiver_argument
 @click.option("--slot", help="Needed when there are several.")
+@click.option("--table", help="Items instead of a slot: spans, logs or points.")
 @click.option("--columns", help="Comma separated; all by default.")
 @time_option("--since", "Event time, inclusive, with a zone.")
 @time_option("--until", "Event time, exclusive, with a zone.")
@@ -176,6 +177,7 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
 def cat_command(  # noqa: PLR0913, PLR0917  (its options)
     directory: PurePath,
     slot: str | None,
+    table: str | None,
     columns: str | None,
     since: datetime | None,
     until: datetime | None,
@@ -185,7 +187,17 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
     parquet: Path | None,
     as_json: bool,
 ) -> None:
-    """Print the rows of a slot, sealed or not, as JSON lines (with or without --json)."""
+    """Print the rows of a slot, sealed or not, as JSON lines (with or without --json).
+
+    With --table they are spans, log records or data points, of requests of OTLP and of tables of
+    OTAP alike: a row of an OTAP slot alone says little.
+    """
+    if table is not None:
+        if slot is not None:
+            raise BadInput("both a slot and a table", hint="name one; a table has its own slots")
+        how: OnDamage = "flag" if partial else "skip" if skip_damaged else "fail"
+        _print_table_of(directory, table, columns, since, until, limit, how, parquet)
+        return
     inventory = inspect(Seam().disk, directory)
     on_damage: OnDamage = "flag" if partial else "skip" if skip_damaged else "fail"
     try:
@@ -211,6 +223,40 @@ def cat_command(  # noqa: PLR0913, PLR0917  (its options)
                 click.echo(json.dumps(row, default=_as_text, ensure_ascii=False))
     except Damaged as damage:
         raise removed_meanwhile(RealDisk(), damage) from None
+
+
+def _print_table_of(
+    directory: PurePath,
+    table: str,
+    columns: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int | None,
+    on_damage: OnDamage,
+    parquet: Path | None,
+) -> None:
+    """Print items of telemetry, a line for each."""
+    from holdfast.operate.cli.quiver.sql import readable_rows
+    from holdfast.query.datasets import open_tables
+    from holdfast.signals.registry import tables
+
+    if table not in tables():
+        known = ", ".join(sorted(tables()))
+        raise BadInput(f"there is no table {table!r}", hint=f"there is {known}")
+    dataset = open_tables(directory, since=since, until=until, on_damage=on_damage)[table]
+    reader = dataset.scanner(columns.split(",") if columns else None).to_reader()
+    batches = _limited(reader, limit)
+    try:
+        if parquet is not None:
+            click.echo(counted(write_parquet(parquet, reader.schema, batches), "row"), err=True)
+            return
+        for row in readable_rows(batches):
+            click.echo(json.dumps(row, default=str, ensure_ascii=False))
+    except Exception:
+        # What stopped the reading, in words; Arrow wraps it.
+        if dataset.failure is not None:
+            raise dataset.failure from None
+        raise
 
 
 def _known(slot: str | None, inventory: Inventory, tail: list[GroupTable]) -> str | None:

@@ -6,7 +6,7 @@ Every slot is a table, and so are the items of telemetry: `spans`, `logs` and `p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -104,7 +104,7 @@ def sql_command(  # noqa: PLR0913, PLR0917  (its options)
         if parquet is not None:
             click.echo(counted(write_parquet(parquet, reader.schema, reader), "row"), err=True)
         elif as_json:
-            for row in _rows(reader):
+            for row in readable_rows(reader):
                 click.echo(json.dumps(row, default=str, ensure_ascii=False))
         else:
             _print(reader)
@@ -114,7 +114,7 @@ def _print(reader: pa.RecordBatchReader) -> None:
     names, shown, more = reader.schema.names, list[list[object]](), False
     if len(set(names)) < len(names):
         raise BadInput("two columns have one name", hint="name them apart with `as`")
-    for row in _rows(reader):
+    for row in readable_rows(reader):
         if len(shown) == SHOWN_ROWS:
             more = True
             break
@@ -124,8 +124,9 @@ def _print(reader: pa.RecordBatchReader) -> None:
         click.echo(f"there are more than {SHOWN_ROWS}; --json and --parquet have all", err=True)
 
 
-def _rows(reader: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
-    for batch in reader:
+def readable_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """Yield rows as JSON has them: maps as objects, bytes in hexadecimal digits."""
+    for batch in batches:
         for row in batch.to_pylist(maps_as_pydicts="lossy"):
             yield {name: _plain(value) for name, value in row.items()}
 
