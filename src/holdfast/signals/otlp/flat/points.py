@@ -25,8 +25,8 @@ from holdfast.signals.otlp.flat.wire import (
     together,
 )
 from holdfast.signals.otlp.flat.wire_columns import (
-    Columns,
-    Level,
+    FlatColumns,
+    MessageLevel,
     column_of,
     integers,
     integers_in,
@@ -44,7 +44,9 @@ _OF_POINTS = (
 )
 
 
-def points_of(metrics: Level, schema: pa.Schema) -> tuple[Columns, Columns, NumpyArray]:
+def points_of(
+    metrics: MessageLevel, schema: pa.Schema
+) -> tuple[FlatColumns, FlatColumns, NumpyArray]:
     """Return columns of metrics, columns of their points, and the metric of each point.
 
     Raises `NotOtlp` and `SeveralValues`.

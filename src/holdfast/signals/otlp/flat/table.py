@@ -31,8 +31,8 @@ from holdfast.signals.otlp.flat.points import points_of
 from holdfast.signals.otlp.flat.schema import ATTRIBUTES, REQUEST, SCHEMAS, TABLES
 from holdfast.signals.otlp.flat.wire import NumpyArray, SeveralValues, fields_of, messages_of
 from holdfast.signals.otlp.flat.wire_columns import (
-    Columns,
-    Level,
+    FlatColumns,
+    MessageLevel,
     integers,
     integers_in,
     time_of,
@@ -150,13 +150,13 @@ def _unfolded(kind: OtlpKind, pieces: _PlacedPieces) -> list[pa.RecordBatch]:
     messages = messages_of([piece for _, piece in pieces])
     descriptor: Any = REQUESTS[kind].DESCRIPTOR
     fields = fields_of(messages, descriptor)
-    requests = Level(messages, descriptor, np.arange(len(pieces)), fields)
+    requests = MessageLevel(messages, descriptor, np.arange(len(pieces)), fields)
     resources = requests.below(LEVELS[kind][0])
     scopes = resources.below(LEVELS[kind][1])
     items = scopes.below(LEVELS[kind][2])
     schema = SCHEMAS[TABLES[kind]]
     scope_of = items.owners
-    metric_columns: Columns = {}
+    metric_columns: FlatColumns = {}
     metric_of = None
     if kind is OtlpKind.METRICS:
         metric_columns, columns, metric_of = points_of(items, schema)
@@ -175,7 +175,7 @@ def _unfolded(kind: OtlpKind, pieces: _PlacedPieces) -> list[pa.RecordBatch]:
 
 
 def _batches(
-    schema: pa.Schema, columns: Columns, joined: Sequence[tuple[Columns, NumpyArray | None]]
+    schema: pa.Schema, columns: FlatColumns, joined: Sequence[tuple[FlatColumns, NumpyArray | None]]
 ) -> list[pa.RecordBatch]:
     """Return the rows with what is joined to them, in batches of bounded size."""
     rows = len(columns[REQUEST])
@@ -198,7 +198,7 @@ def _batches(
     return batches
 
 
-def _fits_in_one(joined: Sequence[tuple[Columns, NumpyArray | None]]) -> bool:
+def _fits_in_one(joined: Sequence[tuple[FlatColumns, NumpyArray | None]]) -> bool:
     """Whether all rows may be one batch, if all that stands above were repeated like the most."""
     size_bytes = 0
     for above, places in joined:
@@ -225,7 +225,7 @@ def _repeated(column: pa.Array, places: pa.Array) -> pa.Array:
     return column.take(places)
 
 
-def _resource_columns(resources: Level, schema: pa.Schema) -> Columns:
+def _resource_columns(resources: MessageLevel, schema: pa.Schema) -> FlatColumns:
     columns = resources.members("resource", "resource_", schema)
     columns["service_name"] = _service_names(columns["resource_attributes"])
     columns["resource_schema_url"] = resources.column("schema_url", pa.string())
@@ -243,13 +243,13 @@ def _service_names(attributes: pa.Array) -> pa.Array:
     return texts(names)
 
 
-def _scope_columns(scopes: Level, schema: pa.Schema) -> Columns:
+def _scope_columns(scopes: MessageLevel, schema: pa.Schema) -> FlatColumns:
     columns = scopes.members("scope", "scope_", schema)
     columns["scope_schema_url"] = scopes.column("schema_url", pa.string())
     return columns
 
 
-def _items(kind: OtlpKind, items: Level, schema: pa.Schema) -> Columns:
+def _items(kind: OtlpKind, items: MessageLevel, schema: pa.Schema) -> FlatColumns:
     columns = {
         field.name: items.column(field.name, schema.field(field.name).type)
         for field in items.descriptor.fields

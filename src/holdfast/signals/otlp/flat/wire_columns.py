@@ -45,11 +45,11 @@ _NARROW = {
 _INTEGERS = {32: np.int32, 64: np.int64}
 _NS_PER_US = 1000
 # A column by name, while a table is put together.
-Columns = dict[str, pa.Array]
+FlatColumns = dict[str, pa.Array]
 _DTYPES = {pa.int32(): np.int32, pa.int64(): np.int64, pa.float64(): np.float64, pa.bool_(): bool}
 
 
-class Level(NamedTuple):
+class MessageLevel(NamedTuple):
     """The messages of one level of all requests: resources, scopes, items or metrics."""
 
     messages: Messages
@@ -58,12 +58,12 @@ class Level(NamedTuple):
     owners: NumpyArray
     fields: Found
 
-    def below(self, name: str) -> Level:
+    def below(self, name: str) -> MessageLevel:
         """Return the messages of a list that each message has."""
         places = self.fields.get(name, NOWHERE).in_order()
         messages = Messages(self.messages.content, places.firsts, places.ends)
         descriptor = message_in(self.descriptor.fields_by_name[name])
-        return Level(messages, descriptor, places.rows, fields_of(messages, descriptor))
+        return MessageLevel(messages, descriptor, places.rows, fields_of(messages, descriptor))
 
     def column(self, name: str, target: pa.DataType) -> pa.Array:
         """Return a field of each message."""
@@ -75,7 +75,7 @@ class Level(NamedTuple):
             target,
         )
 
-    def members(self, name: str, prefix: str, schema: pa.Schema) -> Columns:
+    def members(self, name: str, prefix: str, schema: pa.Schema) -> FlatColumns:
         """Return the fields of a message in each message, null where it is not there."""
         descriptor = message_in(self.descriptor.fields_by_name[name])
         places = self.fields.get(name, NOWHERE).in_order()
@@ -96,7 +96,9 @@ class Level(NamedTuple):
         }
 
 
-def columns_of(messages: Messages, descriptor: Descriptor, targets: Iterable[pa.Field]) -> Columns:
+def columns_of(
+    messages: Messages, descriptor: Descriptor, targets: Iterable[pa.Field]
+) -> FlatColumns:
     """Return fields of messages as columns, by name and type.
 
     Raises `NotOtlp` and `SeveralValues`.
