@@ -31,7 +31,8 @@ from holdfast.dataflow.compiler.pushdown import PushDown
 from holdfast.dataflow.compiler.reduces import _window
 from holdfast.dataflow.source import partials
 from holdfast.dataflow.source.arrow_sql import Unsupported
-from holdfast.dataflow.source.partials import ROWS, PartialAggregates, Step
+from holdfast.dataflow.source.partial_steps import ROWS, Step
+from holdfast.dataflow.source.partials import PartialAggregates
 from holdfast.dataflow.spec.vertices import ReduceSettings
 
 if TYPE_CHECKING:

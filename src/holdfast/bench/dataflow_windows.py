@@ -40,7 +40,8 @@ from holdfast.bench.dataflow_rows import (
 from holdfast.bench.figures import Figures, rotated
 from holdfast.bench.scale import DataflowScale
 from holdfast.bench.stopwatch import TreeStopwatch
-from holdfast.dataflow.source.partials import EVENT_TIME, ROWS, Partial, PartialSpec
+from holdfast.dataflow.source.partial_steps import EVENT_TIME, ROWS, Partial
+from holdfast.dataflow.source.partials import PartialSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

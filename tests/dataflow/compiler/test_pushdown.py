@@ -13,7 +13,7 @@ from holdfast.dataflow.compiler.explain import as_fields, explain
 from holdfast.dataflow.compiler.plan import Plan, Query, make_plan
 from holdfast.dataflow.compiler.pushdown import PushDown, aggregates_of, pane_us
 from holdfast.dataflow.compiler.recorded import read_record, write_record
-from holdfast.dataflow.source.partials import Step
+from holdfast.dataflow.source.partial_steps import Step
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.vertices import ReduceSettings
 

@@ -22,13 +22,8 @@ from pyspark.sql.types import (
 )
 
 from holdfast.dataflow.compiler.pushdown import Aggregate, PushDown, aggregates_of, pane_us
-from holdfast.dataflow.source.partials import (
-    EVENT_TIME,
-    ROWS,
-    Partial,
-    PartialSpec,
-    checked_types,
-)
+from holdfast.dataflow.source.partial_steps import EVENT_TIME, ROWS, Partial
+from holdfast.dataflow.source.partials import PartialSpec, checked_types
 from holdfast.dataflow.source.schema import WATERMARK_COLUMNS
 from holdfast.dataflow.spec.vertices import ReduceSettings
 

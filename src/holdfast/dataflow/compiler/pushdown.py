@@ -41,7 +41,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from holdfast.dataflow.source.arrow_sql import Unsupported
-from holdfast.dataflow.source.partials import Partial, PartialFunction, Step, needed
+from holdfast.dataflow.source.partial_steps import Partial, PartialFunction, Step, needed
 from holdfast.dataflow.spec.pipeline import LATE, PipelineEdge, PipelineSettings
 from holdfast.dataflow.spec.vertices import (
     SETTABLE,

@@ -45,7 +45,7 @@ from holdfast.dataflow.compiler.reducers import (
     SessionReducer,
     WindowReducer,
 )
-from holdfast.dataflow.source.partials import ROWS
+from holdfast.dataflow.source.partial_steps import ROWS
 from holdfast.dataflow.spec.vertices import WINDOW_COLUMNS, ReduceSettings, WindowSettings
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """A small part of SQL over Arrow, with Spark's results: what filters and sums mostly are made of.
 
-ColumnOf, numbers, texts in single quotes, TRUE and FALSE; comparisons, AND, OR, NOT, IS NULL, IN,
+Columns, numbers, texts in single quotes, TRUE and FALSE; comparisons, AND, OR, NOT, IS NULL, IN,
 BETWEEN; casts that lose nothing; and + - * where one side is a double. Whatever is written or typed
 differently is refused (`Unsupported`), and Spark does it. What looks alike and is not:
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from holdfast.dataflow.source.arrow_sql import SqlExpression, Unsupported, Value, parse
+from holdfast.dataflow.source.partial_steps import EVENT_TIME, ROWS, Partial, PartialFunction, Step
 from holdfast.quiver.base.envelope import TIME_TYPE
 
-PartialFunction = Literal["sum", "sum_as_double", "count", "min", "max"]
-
-EVENT_TIME = "_event_time"
-# How many rows a partial aggregate is made of.
-ROWS = "_rows"
 # Rows that are grouped together, unless one batch has more.
 GROUPED_ROWS = 250_000
 # Partial aggregates of a task that are kept to be added up; with more they go on as they are.
@@ -46,24 +42,6 @@ _ARROW: dict[PartialFunction, str] = {
     "max": "max",
 }
 _BIGINT_MAX = 2**63 - 1
-
-
-class Step(NamedTuple):
-    """A filter, or columns that are made of those before, in SQL."""
-
-    # "" where it is no filter.
-    where: str = ""
-    made: Mapping[str, str] = {}
-    # Whether the columns before stay beside those that are made.
-    adds: bool = True
-
-
-class Partial(NamedTuple):
-    """A column of a partial aggregate."""
-
-    name: str
-    function: PartialFunction
-    argument: str
 
 
 class PartialSpec(NamedTuple):
@@ -96,25 +74,6 @@ class PartialSpec(NamedTuple):
     def stored(self) -> pa.Schema:
         """What is stored, in Arrow's types."""
         return to_arrow_schema(self.types, timezone="UTC")
-
-
-def needed(steps: Sequence[Step], expressions: Iterable[str]) -> frozenset[str]:
-    """Return the stored columns that some expressions behind steps are made of.
-
-    Raises `Unsupported` for whatever of it is not understood; a column that is made and not used is
-    not looked at.
-    """
-    names = frozenset[str]().union(*(parse(text).names for text in expressions))
-    for step in reversed(steps):
-        if step.where:
-            names |= parse(step.where).names
-            continue
-        made = [parse(step.made[name]).names for name in names if name in step.made]
-        kept = names - set(step.made)
-        if not step.adds and kept - {EVENT_TIME}:
-            raise Unsupported(f"there is no column {', '.join(sorted(kept))}")
-        names = kept.union(*made)
-    return names
 
 
 class _StepColumns:
