@@ -184,7 +184,7 @@ class SegmentConfig:
     min_open_duration_s: float = 0.25
     # Files of one segment; rarer schemas beyond it share one file as opaque IPC streams.
     max_files: int = 64
-    # Compression saves disk and gives up zero-copy reads.
+    # Compression saves disk and gives up zero-copy reads; a damaged sector costs up to 1 MB then.
     compression: Literal["none", "lz4", "zstd"] = "none"
     # Pause before a failed seal is tried again: doubles from the first to the second.
     retry_min_s: float = 0.1

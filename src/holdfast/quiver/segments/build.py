@@ -49,6 +49,9 @@ from holdfast.seam.disk import Disk, Handle, remove_tree, write_all, write_file
 # What a record batch holds at most of what the bundles brought, with the envelope, unless a single
 # row is larger: so much may be lost with one sector.
 BLOCK_BYTES = 256_000
+# The same before compression, where that is asked for. What a disk damages are stored bytes, and a
+# block of so much takes about as many as one that is not compressed; in less, little repeats.
+COMPRESSED_BLOCK_BYTES = 4 * BLOCK_BYTES
 # Arrow takes 1, at which zstd sees no runs of one number: 38 kB of equal `_seq` are 2.8 kB then,
 # and 47 bytes at its own default, which takes no longer.
 _LEVELS = {"zstd": 3}
@@ -135,6 +138,7 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
     """Write and sync one file."""
     schema = _describing_schema(made)
     codec = None if compression == "none" else pa.Codec(compression, _LEVELS.get(compression))
+    block_bytes = BLOCK_BYTES if codec is None else COMPRESSED_BLOCK_BYTES
     handle = disk.create(path, QuiverPoint.SEAL_DATA_CREATE)
     try:
         sink = _HashingSink(disk, handle)
@@ -142,7 +146,7 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         options = pa.ipc.IpcWriteOptions(compression=codec)
         with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
             start = 0
-            for batch in _blocks(made):
+            for batch in _blocks(made, block_bytes):
                 sink.begin_batch()
                 writer.write_batch(batch)
                 offset, checksum = sink.end_batch()
@@ -216,19 +220,19 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
     return xxh3_128_hexdigest(text.encode())
 
 
-def _blocks(made: GroupTable) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in record batches of `BLOCK_BYTES` at most, or of a single row."""
+def _blocks(made: GroupTable, block_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in record batches of `block_bytes` at most, or of a single row."""
     # For such types Arrow writes the whole column with each slice: blocks would multiply the file.
     if any(slices_take_all(kind) for kind in made.table.schema.types):
         yield from made.table.to_batches()
         return
     first = 0
-    for end in _block_ends(made.group):
+    for end in _block_ends(made.group, block_bytes):
         yield from made.table.slice(first, end - first).to_batches()
         first = end
 
 
-def _block_ends(group: Group) -> Iterator[int]:
+def _block_ends(group: Group, block_bytes: int) -> Iterator[int]:
     """Yield the rows before which the next block begins, and their number.
 
     They are between two bundles wherever one fits into a block: a bundle that lies in two is put
@@ -238,14 +242,14 @@ def _block_ends(group: Group) -> Iterator[int]:
     first = row = size_bytes = 0
     for row_bytes in group.row_bytes():
         bundle_bytes = sum(row_bytes)
-        if row > first and size_bytes + bundle_bytes > BLOCK_BYTES:
+        if row > first and size_bytes + bundle_bytes > block_bytes:
             yield row
             first, size_bytes = row, 0
-        if bundle_bytes <= BLOCK_BYTES:
+        if bundle_bytes <= block_bytes:
             row, size_bytes = row + len(row_bytes), size_bytes + bundle_bytes
             continue
         for one_bytes in row_bytes:
-            if row > first and size_bytes + one_bytes > BLOCK_BYTES:
+            if row > first and size_bytes + one_bytes > block_bytes:
                 yield row
                 first, size_bytes = row, 0
             row, size_bytes = row + 1, size_bytes + one_bytes
