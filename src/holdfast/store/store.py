@@ -197,7 +197,7 @@ class Store:
             target.objects.close()
             raise
         opened = cls(url, target.objects, references, target.settings, found)
-        if isinstance(target.objects, LocalObjects):
+        if isinstance(target.objects, LocalObjects) and not target.settings.gc.read_only:
             # Last: only of what has turned out to be a store, with its own database, is anything
             # removed.
             opened.leftovers = target.objects.remove_leftovers()

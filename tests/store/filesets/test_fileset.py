@@ -58,6 +58,12 @@ def test_a_folder_is_listed_without_what_is_below(tree: FileSet) -> None:
     assert paths(tree.ls()) == ["a", "b-c", "b/", "c/", "ü/"]
     assert paths(tree.ls("b")) == ["b/x", "b/y/"]
     assert paths(tree.ls("b/y/")) == ["b/y/deep"]
+    assert paths(tree.ls(after="a")) == ["b-c", "b/", "c/", "ü/"]
+    assert paths(tree.ls(after="b/")) == ["c/", "ü/"]
+    assert paths(tree.ls("b", after="b/x")) == ["b/y/"]
+    assert paths(tree.ls("b", after="b/y/")) == []
+    with pytest.raises(BadInput, match="does not stand in 'b/'"):
+        list(tree.ls("b", after="c/"))
     assert paths(tree.ls("nothing")) == []
 
 

@@ -147,12 +147,10 @@ def status_command(chosen: Target, as_json: bool) -> None:
     """Show chunks by state, leases, commits, and what collectors did."""
     with chosen.open_store() as store:
         found = store.references.statistics()
-    oldest_s = None if found.oldest_lease_s is None else found.now_s - found.oldest_lease_s
     if as_json:
-        fields = dataclasses.asdict(found)
-        del fields["oldest_lease_s"]
-        print_json({**fields, "oldest_lease_age_s": oldest_s})
+        print_json(found.to_json())
         return
+    oldest_s = found.oldest_lease_age_s
     states = [
         (state.value, one.chunks, size(one.size_bytes)) for state, one in found.states.items()
     ]

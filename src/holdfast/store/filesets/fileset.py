@@ -213,10 +213,20 @@ class FileSet:
                 yield file
             before = file.path
 
-    def ls(self, folder: str = "") -> Iterator[FileInfo]:
-        """Yield what stands in a folder itself, in order; what is below that is not opened."""
+    def ls(self, folder: str = "", *, after: str = "") -> Iterator[FileInfo]:
+        """Yield what stands in a folder itself, in order; what is below that is not opened.
+
+        With `after`, the path of one of its entries, only what comes behind that.
+        """
         folder = check_folder(folder)
-        merge = Merge(self.nodes, self.sources, folder, after_folder(folder))
+        begin: str | None = folder
+        if after:
+            if not after.startswith(folder) or after == folder:
+                raise BadInput(
+                    f"{after!r} does not stand in {folder!r}", hint="Name a path in the folder."
+                )
+            begin = after_folder(after) if after.endswith("/") else after + "\0"
+        merge = Merge(self.nodes, self.sources, begin or "", after_folder(folder))
         for path, indexes in merge.entries():
             merged = merged_file(path, indexes, path)
             if merged is None or path == folder:

@@ -187,9 +187,12 @@ def _forget_lease(database: Database, connection: DatabaseConnection, lease_id: 
         connection.change(database.step(step, "id = :id"), id=lease_id)
 
 
-def published(database: Database, connection: DatabaseConnection, name: str) -> CommitRow:
-    """Return a commit that can be pinned, and keep it so until the transaction ends."""
-    asked = f"{SELECT_COMMITS} WHERE name = :name AND {database.guard(PIN)} FOR SHARE"
+def published(
+    database: Database, connection: DatabaseConnection, name: str, *, lock: bool
+) -> CommitRow:
+    """Return a commit that can be pinned; with `lock`, it stays so until the transaction ends."""
+    asked = f"{SELECT_COMMITS} WHERE name = :name AND {database.guard(PIN)}"
+    asked += " FOR SHARE" if lock else ""
     row = connection.row(asked, name=name)
     if row is None:
         raise unknown(repr(name))

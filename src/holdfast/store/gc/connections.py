@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from holdfast.errors import BadInput, CannotOpen, StoreUnavailable
 from holdfast.store.gc.settings import GcSettings
@@ -305,8 +306,16 @@ class ConnectionPool:
     def _open(self) -> Any:
         """Open a connection that begins transactions as we say, and not by itself."""
         if self.dialect.locks_rows:
-            return self._driver.connect(self.address.target, autocommit=True)
+            raw = self._driver.connect(self.address.target, autocommit=True)
+            if self._settings.read_only:
+                raw.execute("SET default_transaction_read_only = on")
+            return raw
         busy_s = self._settings.busy_timeout_s
+        if self._settings.read_only:
+            uri = f"file:{quote(self.address.target)}?mode=ro"
+            return sqlite3.connect(
+                uri, uri=True, timeout=busy_s, isolation_level=None, check_same_thread=False
+            )
         # Passed between threads, one at a time.
         raw = sqlite3.connect(
             self.address.target, timeout=busy_s, isolation_level=None, check_same_thread=False

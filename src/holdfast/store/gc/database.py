@@ -21,7 +21,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from holdfast.errors import DatabaseLost, DiskFull, StoreUnavailable, UnknownFormat
+from holdfast.errors import BadInput, DatabaseLost, DiskFull, StoreUnavailable, UnknownFormat
 from holdfast.seam import Seam
 from holdfast.seam.process import bind_to_process
 from holdfast.store.gc.connections import ConnectionPool, DatabaseAddress, DatabaseConnection
@@ -75,7 +75,8 @@ class Database:
         try:
             # Also on a database that exists: this is where its version and its store are checked,
             # before any caller gets to see a row.
-            self.transact(lambda connection: self._prepare(connection, store_id, create))
+            enter = self.read if settings.read_only else self.transact
+            enter(lambda connection: self._prepare(connection, store_id, create))
         except BaseException:
             self.close()
             raise
@@ -94,6 +95,12 @@ class Database:
         On a full disk it is tried once more in the blocks of the reserve, unless it serves those
         who fill the disk (`spends` is False).
         """
+        if self.settings.read_only:
+            raise BadInput(
+                "the store was opened to look at it, and this would change something",
+                hint="open it without `read_only`",
+                path=self.url,
+            )
         # In turns, because SQLite's own way of waiting is unfair among threads of one process.
         turn = contextlib.nullcontext() if self.locks_rows else self._writing
         for attempt in range(self.settings.transaction_attempts):
@@ -215,6 +222,13 @@ class Database:
         version = version_of(connection, self.pool.dialect)
         if version == 0 and not create:
             raise self._lost("is empty")
+        if self.settings.read_only and version < FORMAT_VERSION:
+            raise UnknownFormat(
+                f"the database of references has format version {version}, older than this code's "
+                f"{FORMAT_VERSION}, and it is only looked at",
+                hint="open it once to bring it up to date: `holdfast store info`",
+                path=self.url,
+            )
         if not 0 <= version <= FORMAT_VERSION:
             raise UnknownFormat(
                 f"the database of references has format version {version}, "
@@ -343,7 +357,7 @@ def _quoted(value: str) -> str:
 
 def _reserve(address: DatabaseAddress, settings: GcSettings, seam: Seam) -> DatabaseReserve | None:
     """Return the reserve of a database that is a file on the disk that we see."""
-    if address.path is None or not seam.disk.is_shared:
+    if address.path is None or settings.read_only or not seam.disk.is_shared:
         return None
     return DatabaseReserve(address.path, seam, settings.reserve_bytes)
 

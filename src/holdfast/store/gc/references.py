@@ -289,8 +289,8 @@ class References:
 
     def commit(self, name: str) -> CommitRow:
         """Return one commit that can be read."""
-        return self.database.transact(
-            lambda connection: commit_rows.published(self.database, connection, name)
+        return self.database.read(
+            lambda connection: commit_rows.published(self.database, connection, name, lock=False)
         )
 
     def statistics(self) -> GcStatistics:
@@ -318,7 +318,7 @@ class References:
 
     def _pin(self, connection: DatabaseConnection, pin: CommitPin) -> None:
         """Let a pin refer to what the commit does, so that deleting the commit frees nothing."""
-        row = commit_rows.published(self.database, connection, pin.name)
+        row = commit_rows.published(self.database, connection, pin.name, lock=True)
         targets = targets_of(connection, ReferenceSource.numbered(COMMIT_KIND, row.id))
         rows = locked_rows(self.database, connection, [key.hash for key in targets])
         # A chunk that a check of the store found lost cannot be kept; all others can.

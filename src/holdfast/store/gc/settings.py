@@ -40,6 +40,8 @@ class GcSettings(BoundedSettings):
     synchronous: str = choice("full", "normal", "off")
     """SQLite alone: `full` survives a power cut; `normal` may forget the last transactions."""
 
+    read_only: bool = False
+    """Look and change nothing: the database refuses writes, so no lease or pin can be taken."""
     reserve_bytes: int = size_bytes(4_000_000)
     """SQLite alone: blocks kept beside the database, so that a full disk can be freed; 0: none."""
 

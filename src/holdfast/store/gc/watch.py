@@ -19,7 +19,7 @@ lease may end at any time, and its holder is refused from then on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -227,6 +227,17 @@ class GcStatistics:
     """Whose they are, the oldest first, `LEASES_SHOWN` at most."""
     commits: dict[str, int]
     collectors: tuple[CollectorTotals, ...]
+
+    @property
+    def oldest_lease_age_s(self) -> float | None:
+        """How long the oldest job or pin is open."""
+        return None if self.oldest_lease_s is None else self.now_s - self.oldest_lease_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as tools and the console print it: an age in the place of a moment."""
+        fields = asdict(self)
+        del fields["oldest_lease_s"]
+        return {**fields, "oldest_lease_age_s": self.oldest_lease_age_s}
 
 
 def gather(database: Database, clock: Clock) -> GcStatistics:
