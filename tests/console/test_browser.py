@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.console.browser import CHROMIUM, WITHOUT_CHROMIUM, Page, page
 from tests.console.running import RunningConsole, receiver
+from tests.console.stored import make_store, using
 from tests.graph.lineage import run_event
 from tests.patience import until
 from tests.support.backend import HttpBackend
@@ -39,7 +40,7 @@ def backend() -> Iterator[HttpBackend]:
 
 @pytest.fixture
 def console(tmp_path: Path, backend: HttpBackend) -> Iterator[RunningConsole]:
-    """A gateway that has delivered, rejected, and has an undelivered letter."""
+    """A gateway that has delivered, rejected, has an undelivered letter, and names a store."""
     to = {
         "kind": "exporter",
         "type": "http",
@@ -49,7 +50,8 @@ def console(tmp_path: Path, backend: HttpBackend) -> Iterator[RunningConsole]:
     archive = {"kind": "exporter", "type": "files", "config": {"directory": "archive"}}
     buffer = {"kind": "processor", "type": "quiver", "to": ["to", "archive"]}
     nodes = {"lineage": receiver("buffer"), "buffer": buffer, "to": to, "archive": archive}
-    with RunningConsole(tmp_path, nodes) as running:
+    make_store(tmp_path / "store", many=3)
+    with RunningConsole(tmp_path, nodes, pipelines=using("store")) as running:
         event = json.dumps(run_event(job=JOB)).encode()
         broken = json.dumps({**run_event(job=JOB), "eventTime": "yesterday"}).encode()
         assert running.send(event, event, broken) == [200, 200, 400]
@@ -92,6 +94,8 @@ def test_every_page_at_every_width_without_an_error(console: RunningConsole) -> 
                     await says(tab, "live")
                     if path.startswith("/events?"):
                         await says(tab, "to: acked")
+                    if path == "/store":
+                        await says(tab, "made reports/2")
                     if path == "/":
                         await tab.until("document.querySelector('.uplot canvas') !== null")
                     # Wide tables scroll inside of the page, never the page itself.
@@ -102,10 +106,38 @@ def test_every_page_at_every_width_without_an_error(console: RunningConsole) -> 
     asyncio.run(look())
 
 
+def test_a_store_is_browsed_and_compared(console: RunningConsole) -> None:
+    async def look() -> None:
+        async with page() as tab:
+            await tab.resize(WIDTHS[0], 900, dark=False)
+            await tab.open(f"{console.address}/#token={console.token}")
+            await tab.run("location.pathname = '/store'")
+            await says(tab, "made reports/2")
+            await click(tab, "reports/2")
+            await says(tab, "caf\\xe9")
+            await click(tab, "daily/")
+            await says(tab, "<b>new.csv")
+            await bars_nobody(tab, "the files of a commit")
+            await click(tab, "all")
+            await says(tab, "a.csv")
+            await tab.run("document.getElementById('old-0').value = 'reports/1'")
+            await tab.run("document.getElementById('new-0').value = 'reports/2'")
+            await click(tab, "Compare")
+            await says(tab, "From reports/1 to reports/2")
+            await says(tab, "daily/old.csv")
+            assert await tab.run("document.documentElement.scrollWidth") <= WIDTHS[0]
+            await bars_nobody(tab, "what differs")
+            assert tab.errors == []
+
+    asyncio.run(look())
+
+
 async def bars_nobody(tab: Page, path: str) -> None:
     """Let axe look at the page, where it is installed."""
     if not AXE.exists():
         return
+    # A part that is being loaded is pale for that moment.
+    await tab.until("document.querySelector('.htmx-request') === null")
     await tab.run(AXE.read_text() + "; true")
     found = await tab.run(
         "axe.run().then(r => r.violations.filter(v => ['serious', 'critical'].includes(v.impact))"

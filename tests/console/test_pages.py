@@ -231,5 +231,6 @@ import holdfast.operate.up, holdfast.operate.supervisor
 assert not [name for name in sys.modules if name.startswith("holdfast.console")]
 import holdfast.console.app
 assert "jinja2" not in sys.modules, "a console that nobody looks at has loaded its templates"
+assert not [name for name in sys.modules if name.startswith("holdfast.store")]
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -90,10 +90,11 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
         {"__init__"},
     ),
     "console": (
-        {"access", "commands", "drawing", "finder", "history", "letters", "snapshot", "words"},
+        {"access", "commands", "drawing", "finder", "history", "letters", "snapshot", "words"}
+        | {"store_reader", "stores"},
         {"figures", "requests", "watch"},
         {"live", "pages"},
-        {"actions", "parts"},
+        {"actions", "parts", "store_parts"},
         {"app"},
         {"__init__"},
     ),

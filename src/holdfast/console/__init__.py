@@ -4,7 +4,8 @@
     destinations   state, lag, what holds one up; pause, resume, skip, tap
     events         one run, job or trace: from its receipt to what became of it everywhere
     dead letters   by reason; edit, redrive, purge
-    pipelines, data nodes, store
+    pipelines, data nodes
+    store          commits, their files, what differs between two, the collector
 
 Pages are made here, on the server; a browser gets HTML, one small script and two libraries that lie
 beside it, and nothing from anywhere else. Everything shown comes from the verbs of the control

@@ -35,6 +35,7 @@ from holdfast.console.requests import (
     query_of,
     status_of,
 )
+from holdfast.console.store_parts import StoreParts
 from holdfast.console.watch import ConsoleSource, ConsoleView
 from holdfast.errors import HoldfastError
 from holdfast.graph.model import Graph
@@ -83,6 +84,7 @@ class Console:
         self._pages = ConsolePages(self._view)
         commands = CommandRunner()
         self._parts = EventParts(self._view, commands)
+        self._store = StoreParts(self._view)
         self._actions = Actions(self._view, commands)
         self._live = LiveStreams(self._pages.look)
         self._static = StaticFiles()
@@ -106,6 +108,7 @@ class Console:
             "/dead-letters": pages.letters,
             "/pipelines": pages.pipelines,
             "/nodes": pages.nodes,
+            "/store": pages.store,
             "/api/": pages.api_index,
             "/api/overview": pages.api_overview,
             "/api/graph": pages.api_graph,
@@ -114,10 +117,11 @@ class Console:
             "/api/destinations/{name}": pages.api_destination,
             "/api/pipelines": pages.api_pipelines,
             "/api/nodes": pages.api_nodes,
+            "/api/store": pages.api_store,
         }
 
     def _with_events(self) -> Mapping[str, Answering]:
-        parts = self._parts
+        parts, store = self._parts, self._store
         return {
             "/parts/events": parts.events,
             "/parts/letters": parts.letters,
@@ -128,6 +132,12 @@ class Console:
             "/api/dead-letters": parts.api_letters,
             "/api/dead-letters/{store}/{seq}": parts.api_letter,
             "/api/tap/{name}": parts.api_tap,
+            "/parts/store/commits": store.commits,
+            "/parts/store/files": store.files,
+            "/parts/store/diff": store.diff,
+            "/api/store/commits": store.api_commits,
+            "/api/store/files": store.api_files,
+            "/api/store/diff": store.api_diff,
         }
 
     def _changing(self) -> Mapping[str, Answering]:

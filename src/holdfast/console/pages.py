@@ -18,6 +18,7 @@ from holdfast.console.figures import LiveFigures, figures, mood
 from holdfast.console.history import STEP_S
 from holdfast.console.requests import ConsoleRequest, document, html
 from holdfast.console.snapshot import DestinationRow, GatewaySnapshot
+from holdfast.console.stores import named_stores
 from holdfast.console.watch import ConsoleView
 from holdfast.errors import BadInput
 from holdfast.graph.paths import plan
@@ -36,6 +37,7 @@ SECTIONS = (
     ("/dead-letters", "Dead letters"),
     ("/pipelines", "Pipelines"),
     ("/nodes", "Data nodes"),
+    ("/store", "Store"),
 )
 # What programs may read, as docs/reference/http-api.md lists it.
 API = (
@@ -51,6 +53,10 @@ API = (
     "/api/dead-letters",
     "/api/dead-letters/STORE/NUMBER",
     "/api/tap/NAME",
+    "/api/store",
+    "/api/store/commits",
+    "/api/store/files?commit=NAME",
+    "/api/store/diff?old=NAME&new=NAME",
 )
 
 
@@ -78,6 +84,7 @@ def templates() -> Environment:
         plain=words.plain,
         mood=mood,
         counted=words.counted,
+        spelled=words.spelled,
     )
     return found
 
@@ -168,6 +175,11 @@ class ConsolePages:
         records: list[dict[str, Any]] = told["records"]
         return records
 
+    async def store(self, request: ConsoleRequest) -> Response:
+        """Which stores the file names; what is in them needs the token."""
+        stores = named_stores(self._view.graph)
+        return await self.page("store.html", "Store", "/store", stores=stores)
+
     # ---------------------------------------------------------------------- JSON
 
     async def api_index(self, request: ConsoleRequest) -> Response:
@@ -201,6 +213,11 @@ class ConsolePages:
     async def api_nodes(self, request: ConsoleRequest) -> Response:
         """Every data node, as each sender sees it."""
         return document({"nodes": await self._nodes()})
+
+    async def api_store(self, request: ConsoleRequest) -> Response:
+        """The stores that the file names."""
+        stores = named_stores(self._view.graph)
+        return document({"stores": [{"store": one.url, "used_by": one.used_by} for one in stores]})
 
     async def api_graph(self, request: ConsoleRequest) -> Response:
         """The components and who leads to whom, with the figures on the lines."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from holdfast.seam.names import name_bytes
+
 KB = 1024
 MINUTE_S = 60.0
 HOUR_S = 3600.0
@@ -62,6 +64,11 @@ def moment(time_ns: int | None) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number of things: `1 event`, `2 events`."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def spelled(path: str) -> str:
+    """Return a path of a store; bytes of it that are not UTF-8 are spelled: `caf\\xe9`."""
+    return name_bytes(path).decode("utf-8", "backslashreplace")
 
 
 def plain(word: str) -> str:
