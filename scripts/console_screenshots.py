@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.console.browser import page  # noqa: E402
 from tests.console.running import RunningConsole, receiver  # noqa: E402
+from tests.console.stored import make_store, using  # noqa: E402
 from tests.graph.lineage import run_event  # noqa: E402
 from tests.support.backend import HttpBackend  # noqa: E402
 
@@ -24,6 +25,7 @@ SHOTS = (
     ("console-overview", "/", False, ".uplot canvas"),
     ("console-events", "/events?q=orders.load", False, ".timeline"),
     ("console-destination", "/destinations/datahub", True, "[name=reason]"),
+    ("console-store", "/store", False, "select"),
 )
 # So that the charts have more than one point.
 TRAFFIC_S = 45.0
@@ -81,8 +83,12 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     up, down = HttpBackend(), HttpBackend(503)
     with (
-        tempfile.TemporaryDirectory() as folder,
-        RunningConsole(Path(folder), _nodes(up.url, down.url)) as console,
+        tempfile.TemporaryDirectory(prefix="holdfast-") as folder,
+        RunningConsole(
+            Path(folder),
+            _nodes(up.url, down.url),
+            pipelines=using(str(make_store(Path(folder) / "store"))),
+        ) as console,
     ):
         asyncio.run(_shoot(console))
     up.close()

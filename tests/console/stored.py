@@ -17,8 +17,10 @@ TREES = {
 
 
 def make_store(folder: Path, *, many: int = 0) -> Path:
-    """Make a store in a folder: two commits, and one of `many` files in a folder."""
-    trees = {**TREES, "many": {f"all/{number:04}": b"x" for number in range(many)}}
+    """Make a store in a folder: two commits, and a third of `many` files in a folder, if any."""
+    trees: dict[str, dict[str, bytes]] = dict(TREES)
+    if many:
+        trees["many"] = {f"all/{number:04}": b"x" for number in range(many)}
     with Store.create(str(folder)) as store, store.references.open_job("test") as job:
         parent = None
         for name, files in trees.items():
