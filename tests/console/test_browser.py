@@ -111,7 +111,7 @@ def test_a_store_is_browsed_and_compared(console: RunningConsole) -> None:
         async with page() as tab:
             await tab.resize(WIDTHS[0], 900, dark=False)
             await tab.open(f"{console.address}/#token={console.token}")
-            await tab.run("location.pathname = '/store'")
+            await tab.open(f"{console.address}/store")
             await says(tab, "made reports/2")
             await click(tab, "reports/2")
             await says(tab, "caf\\xe9")
