@@ -1,10 +1,12 @@
-"""Requests in pieces of at most 256 kB, which are what is converted at once.
+"""Requests in pieces of at most 256 kB, which are what a reader of protobuf is given at once.
 
 Whoever reads protobuf holds the interpreter's lock meanwhile, and a gateway answers clients in the
 same process: a piece takes two milliseconds, a request of 64 MB half a second. Small requests share
 a call, because each costs a tenth of a millisecond by itself; large ones are cut at the borders of
 resources, and within a resource between two items, which takes its resource, its scope and its
 metric along. Only an item that is larger by itself stays whole.
+
+Flat tables are made of several pieces together (`table.py`), in many short steps, not in one call.
 
 Cutting needs no look into the items: in the messages by which requests are counted they are bytes,
 which are read a hundred times faster.
