@@ -116,18 +116,70 @@ def test_promtool_takes_the_rules() -> None:
 
 @pytest.mark.skipif(HELM is None, reason="needs helm: make setup-deploy")
 @pytest.mark.parametrize("replicas", [0, 3])
-def test_the_list_of_data_nodes_is_made_from_their_number(replicas: int, tmp_path: Path) -> None:
+def test_the_chart_renders_a_graph_file_whose_data_nodes_are_made_from_their_number(
+    replicas: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = rendered(f"dataNodes.replicas={replicas}")
+    (config,) = [one for one in documents if one["kind"] == "ConfigMap"]
+    text = config["data"]["holdfast.yaml"]
+    nodes = yaml.safe_load(text)["nodes"]
+    found = nodes.get("copies", {"config": {"nodes": {}}})["config"]["nodes"]
+    assert len(found) == replicas
+    file = tmp_path / "holdfast.yaml"
+    file.write_text(text)
+    monkeypatch.setenv("NODE_TOKEN", "secret")
+    assert load(file).warnings == ()
+    # A data node is called by the name that its pod and the service in front of it have.
+    services = {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
+    sets = {one["metadata"]["name"]: one for one in documents if one["kind"] == "StatefulSet"}
+    for address in found.values():
+        pod, service, *_ = address.split(".")
+        owner = sets[pod.rpartition("-")[0]]
+        assert service == owner["spec"]["serviceName"]
+        assert service in services
+
+
+@pytest.mark.skipif(HELM is None, reason="needs helm: make setup-deploy")
+@pytest.mark.parametrize("replicas", [0, 3])
+def test_what_may_be_switched_on_in_the_chart_speaks_of_pods_and_services_that_there_are(
+    replicas: int,
+) -> None:
+    switches = ("serviceMonitor.enabled=true", "prometheusRule.enabled=true")
+    documents = rendered(f"dataNodes.replicas={replicas}", *switches)
+    component = "app.kubernetes.io/component"
+    pods = {
+        one["spec"]["template"]["metadata"]["labels"][component]
+        for one in documents
+        if one["kind"] == "StatefulSet"
+    }
+    (monitor,) = [one for one in documents if one["kind"] == "ServiceMonitor"]
+    (choice,) = monitor["spec"]["selector"]["matchExpressions"]
+    scraped = {
+        port["name"]
+        for one in documents
+        if one["kind"] == "Service" and one["metadata"]["labels"].get(component) in choice["values"]
+        for port in one["spec"]["ports"]
+    }
+    wanted = {"admin", "http"} if replicas else {"admin"}
+    assert {one["port"] for one in monitor["spec"]["endpoints"]} & scraped == wanted
+    budgets = [one for one in documents if one["kind"] == "PodDisruptionBudget"]
+    assert {one["spec"]["selector"]["matchLabels"][component] for one in budgets} <= pods
+    assert len(budgets) == bool(replicas)
+    (rule,) = [one for one in documents if one["kind"] == "PrometheusRule"]
+    assert rule["spec"] == yaml.safe_load((DEPLOY / "alerts.yaml").read_text())
+
+
+def rendered(*changes: str) -> list[Any]:
+    """Return what helm makes of the chart with these values."""
     assert HELM is not None
     subprocess.run([HELM, "lint", str(CHART)], check=True, timeout=PATIENCE_S)
+    # A helm that is built from its module believes in a Kubernetes of 2020 unless it is told.
+    command = [HELM, "template", "hold", str(CHART), "--kube-version", "1.30.0"]
     made = subprocess.run(
-        [HELM, "template", "hold", str(CHART), "--set", f"dataNodes.replicas={replicas}"],
+        [*command, *(word for change in changes for word in ("--set", change))],
         check=True,
         timeout=PATIENCE_S,
         capture_output=True,
         text=True,
     )
-    documents = [one for one in yaml.safe_load_all(made.stdout) if one]
-    (config,) = [one for one in documents if one["kind"] == "ConfigMap"]
-    nodes = yaml.safe_load(config["data"]["holdfast.yaml"])["nodes"]
-    found = nodes.get("copies", {"config": {"nodes": {}}})["config"]["nodes"]
-    assert len(found) == replicas
+    return [one for one in yaml.safe_load_all(made.stdout) if one]
