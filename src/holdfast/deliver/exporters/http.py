@@ -50,9 +50,9 @@ from holdfast.deliver.exporters.http_client import (
     EndpointPath,
     HttpClient,
     HttpClientSettings,
-    Reply,
     endpoint_url,
 )
+from holdfast.deliver.exporters.http_connections import HttpAnswer
 from holdfast.settings import SizeBytes
 from holdfast.signals.event import Event
 
@@ -182,7 +182,7 @@ class HttpExporter:
             return all_failed(len(events), failed.failure)
         return self._answer(reply, len(events))
 
-    async def _post(self, body: bytes, key: str) -> Reply:
+    async def _post(self, body: bytes, key: str) -> HttpAnswer:
         url, headers = self._url, dict(self._headers)
         where = self._config.idempotency
         if where != "none":
@@ -201,15 +201,15 @@ class HttpExporter:
             reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
         return reply
 
-    def _answer(self, reply: Reply, count: int) -> Answer:
+    def _answer(self, reply: HttpAnswer, count: int) -> Answer:
         if not is_success(reply.status):
             wait_s = parse_retry_after_s(
-                reply.headers.get("Retry-After"),
+                reply.header(b"retry-after"),
                 self._clock.wall_ns(),
                 MAX_RETRY_AFTER_S,
             )
             failure = failure_of_status(
-                reply.status, location=reply.headers.get("Location", ""), retry_after_s=wait_s
+                reply.status, location=reply.header(b"location") or "", retry_after_s=wait_s
             )
             return all_failed(count, failure)
         if not self._answers_by_event:

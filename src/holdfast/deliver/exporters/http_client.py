@@ -1,47 +1,49 @@
-"""One POST over aiohttp with everything bounded: connections, times, and how much answer is read.
+"""One POST with everything bounded: connections, times, and how much answer is read.
 
 A backend is not trusted to end anything. Redirects are not followed, cookies are not kept, answers
-are asked for uncompressed and read up to `max_response_size`. Once a 2xx status is there and the
-body does not matter, the body gets `UNNEEDED_BODY_S` to end, so that the connection can be used
-again; otherwise the connection is closed.
+are asked for uncompressed and read up to `max_response_size`. How requests and answers go over a
+connection is `http_connections`'s business; here are the settings, the certificates, the head of a
+request, and what a failure means.
 """
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import io
 import logging
-import math
-import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
-import aiohttp
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from yarl import URL
 
 from holdfast import __version__
 from holdfast.deliver.exporter import ExporterContext
-from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception, is_success
+from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception
+from holdfast.deliver.exporters.http_connections import (
+    HttpAnswer,
+    HttpConnections,
+    HttpFailed,
+    HttpLimits,
+    HttpProxy,
+    HttpRoute,
+)
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes
 from holdfast.watched_files import WatchedFiles
 
-# How long the rest of an answer may take that nobody reads.
-UNNEEDED_BODY_S = 1.0
-
-# After such an answer a connection is not used again: behind a balancer it may lead to a replica
-# that fails, and the next one to another.
-FAILED_STATUS = 500
-
 # How often certificates are looked at.
 LOOK_AGAIN_S = 1.0
 
-# Smaller bodies are handed over whole.
-WHOLE_BODY_BYTES = 512 * 1024
+# Addresses whose first lines are remembered; a key in the query makes another one of each request.
+KNOWN_ADDRESSES_MAX = 64
+
+# What is said unless the configuration says otherwise.
+_OWN_LINES = {
+    "user-agent": f"User-Agent: holdfast/{__version__}",
+    "accept": "Accept: */*",
+    "accept-encoding": "Accept-Encoding: identity",
+}
 
 
 def _checked_url(value: str, schemes: tuple[str, ...] = ("http", "https")) -> str:
@@ -180,13 +182,14 @@ def endpoint_url(address: str, path: str) -> URL:
     return URL(f"{url.origin()}{whole}{query}", encoded=True)
 
 
-@dataclass(frozen=True)
-class Reply:
-    """An answer: its status, its headers, and its body if all of it was read."""
+class _Address(NamedTuple):
+    """What an address means for a request."""
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes | None
+    host: str
+    port: int
+    is_tls: bool
+    # The first line, and that of the host.
+    lines: str
 
 
 class HttpClient:
@@ -197,115 +200,86 @@ class HttpClient:
         # At once, so that a certificate that cannot be read is an error of the configuration, with
         # its path, and not a failed connection hours later.
         self._certificates = ClientCertificates(settings.tls, context)
-        # Waiting for a free connection is not a slow connect, so it happens before the clocks run.
-        self._free = asyncio.Semaphore(settings.max_connections)
-        self._session: aiohttp.ClientSession | None = None
+        self._proxy = _proxy_of(settings.proxy)
+        self._addresses: dict[URL, _Address] = {}
+        self._connections: HttpConnections | None = None
 
     async def start(self) -> None:
         """Get ready; connects to nobody yet."""
-        limit = self._settings.max_connections
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=limit, socket_factory=self._impatient_socket),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(
-                total=self._settings.total_timeout,
-                connect=self._settings.connect_timeout,
-                sock_connect=self._settings.connect_timeout,
-                sock_read=self._settings.read_timeout,
-            ),
-            headers={"User-Agent": f"holdfast/{__version__}", "Accept-Encoding": "identity"},
+        settings = self._settings
+        self._connections = HttpConnections(
+            HttpLimits(
+                connect_s=settings.connect_timeout,
+                silence_s=settings.read_timeout,
+                total_s=settings.total_timeout,
+                connections_max=settings.max_connections,
+                answer_bytes_max=settings.max_response_bytes,
+            )
         )
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _impatient_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        """Return a socket that the kernel gives up if its bytes are not taken.
-
-        A connection that is closed while a backend does not read would stay until it does.
-        """
-        family, kind, protocol, _, _ = address
-        made = socket.socket(family, kind, protocol)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            longest_ms = math.ceil(self._settings.total_timeout * 1000)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, longest_ms)
-        return made
+        if self._connections is not None:
+            await self._connections.close()
+            self._connections = None
 
     async def post(
         self, url: URL, body: bytes, headers: Mapping[str, str], *, needs_body: bool
-    ) -> Reply:
+    ) -> HttpAnswer:
         """Send one request and return its answer, whatever its status; or raise SendFailed.
 
         `needs_body`: a 2xx counts only with its whole body. Of other answers the status is enough.
         """
-        async with self._free:
-            response = await self._request(url, body, headers)
-            # `read` stays None if the body did not end in time or is too long; then the connection
-            # is not used again, because what is left of the answer would be taken for the next
-            # one.
-            needed, read = needs_body and is_success(response.status), None
-            try:
-                read = await (self._all_of(response) if needed else self._rest_of(response))
-            # With the status in hand a broken body changes nothing, unless it is the body that
-            # says what happened.
-            except (aiohttp.ClientError, OSError) as error:
-                if needed:
-                    raise SendFailed(failure_of_exception(error)) from None
-            finally:
-                if read is None or response.status >= FAILED_STATUS:
-                    response.close()
-                else:
-                    response.release()
-        return Reply(response.status, response.headers, read)
-
-    async def _request(
-        self, url: URL, body: bytes, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        """Return the head of an answer."""
-        if self._session is None:
+        if self._connections is None:
             raise AssertionError("BUG: the client was not started")
-        proxy, to_proxy = self._settings.proxy, _proxy_headers(self._settings.proxy)
-        if url.scheme == "http":  # no tunnel: the proxy reads the headers of the request itself
-            headers = {**headers, **to_proxy}
+        address = self._addresses.get(url) or self._remember(url)
+        # Connections that were made with other certificates are not used again.
+        tls = self._certificates.current() if address.is_tls else None
+        route = HttpRoute(address.host, address.port, tls, self._proxy)
+        head = self._head(address, headers, len(body))
         try:
-            return await self._session.post(
-                url,
-                # aiohttp sends a large body in pieces only if it looks like a file.
-                data=io.BytesIO(body) if len(body) > WHOLE_BODY_BYTES else body,
-                headers=headers,
-                allow_redirects=False,
-                # Connections that were made with other certificates are not used again.
-                ssl=self._certificates.current() if url.scheme == "https" else True,
-                proxy=URL(proxy.url) if proxy else None,
-                proxy_headers=to_proxy,
-            )
-        except (aiohttp.ClientError, OSError) as error:
+            return await self._connections.send(route, head, body, needs_body=needs_body)
+        except HttpFailed as error:
             raise SendFailed(failure_of_exception(error)) from None
 
-    async def _rest_of(self, response: aiohttp.ClientResponse) -> bytes | None:
-        """Read what the status has already answered."""
-        async with asyncio.timeout(UNNEEDED_BODY_S):
-            return await self._all_of(response)
+    def _remember(self, url: URL) -> _Address:
+        assert url.raw_host is not None, "BUG: an address without a host"
+        assert url.port is not None, "BUG: an address without a port"
+        is_tls = url.scheme == "https"
+        # A proxy without a tunnel is told the whole address.
+        is_whole = self._proxy is not None and not is_tls
+        target = str(url.with_fragment(None)) if is_whole else url.raw_path_qs
+        lines = f"POST {target} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n"
+        if len(self._addresses) >= KNOWN_ADDRESSES_MAX:
+            self._addresses.clear()
+        address = self._addresses[url] = _Address(url.raw_host, url.port, is_tls, lines)
+        return address
 
-    async def _all_of(self, response: aiohttp.ClientResponse) -> bytes | None:
-        """Return the body, or None if it is too long."""
-        body = bytearray()
-        async for chunk in response.content.iter_any():
-            body += chunk
-            if len(body) > self._settings.max_response_bytes:
-                return None
-        return bytes(body)
+    def _head(self, address: _Address, headers: Mapping[str, str], body_bytes: int) -> bytes:
+        """Return the head of a request."""
+        lines = _OWN_LINES | {name.lower(): f"{name}: {value}" for name, value in headers.items()}
+        for line in lines.values():
+            assert "\n" not in line, "BUG: a header of two lines"
+            assert "\r" not in line, "BUG: a header of two lines"
+        said = "\r\n".join(lines.values())
+        head = f"{address.lines}{said}\r\nContent-Length: {body_bytes}\r\n".encode()
+        if self._proxy is not None and not address.is_tls:
+            head += self._proxy.lines  # no tunnel: the proxy reads the head of the request itself
+        return head + b"\r\n"
 
 
-def _proxy_headers(proxy: ProxySettings | None) -> dict[str, str]:
-    if proxy is None or proxy.username is None:
-        return {}
-    password = proxy.password.get_secret_value().rstrip("\r\n") if proxy.password else ""
-    return {"Proxy-Authorization": basic_authorization(proxy.username, password)}
+def _proxy_of(settings: ProxySettings | None) -> HttpProxy | None:
+    if settings is None:
+        return None
+    url = URL(settings.url)
+    assert url.raw_host is not None, "BUG: an address without a host"
+    assert url.port is not None, "BUG: an address without a port"
+    lines = b""
+    if settings.username is not None:
+        password = settings.password.get_secret_value().rstrip("\r\n") if settings.password else ""
+        authorization = basic_authorization(settings.username, password)
+        lines = f"Proxy-Authorization: {authorization}\r\n".encode()
+    return HttpProxy(url.raw_host, url.port, lines)
 
 
 def basic_authorization(username: str, password: str) -> str:

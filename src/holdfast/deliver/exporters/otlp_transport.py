@@ -165,9 +165,9 @@ class HttpTransport:
         if is_success(reply.status):
             return reply.body or b""
         wait_s = parse_retry_after_s(
-            reply.headers.get("Retry-After"), self._clock.wall_ns(), MAX_RETRY_AFTER_S
+            reply.header(b"retry-after"), self._clock.wall_ns(), MAX_RETRY_AFTER_S
         )
-        location = reply.headers.get("Location", "")
+        location = reply.header(b"location") or ""
         raise SendFailed(failure_of_status(reply.status, location=location, retry_after_s=wait_s))
 
 

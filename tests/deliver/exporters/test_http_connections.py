@@ -1,0 +1,403 @@
+"""Answers in any pieces, answers that are none, and connections that are kept, or not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.deliver.exporters.backend import (
+    Backend,
+    answer,
+    close_at_once,
+    hang_before_headers,
+    raw,
+)
+from tests.deliver.exporters.proxy import forward_proxy
+from tests.patience import PATIENCE_S, until
+from tests.support.certificates import Certificates
+
+from holdfast.deliver.exporters import http_connections
+from holdfast.deliver.exporters.http_connections import (
+    ANSWER_HEAD_BYTES_MAX,
+    HttpAnswer,
+    HttpConnection,
+    HttpConnectionEnded,
+    HttpConnections,
+    HttpFailed,
+    HttpLimits,
+    HttpNotConnected,
+    HttpProxy,
+    HttpRoute,
+    NotHttp,
+)
+
+ANSWER_BYTES_MAX = 10_000
+LIMITS = HttpLimits(
+    connect_s=PATIENCE_S,
+    silence_s=PATIENCE_S,
+    total_s=PATIENCE_S,
+    connections_max=2,
+    answer_bytes_max=ANSWER_BYTES_MAX,
+)
+HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early\r\nLink: x\r\n\r\n"
+# Each ends by itself, but the one whose end is that of the connection.
+ANSWERS = [
+    b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello",
+    b"HTTP/1.1 204 No Content\r\n\r\n",
+    CHUNKED + b"5\r\nhello\r\n3;x=y\r\n wo\r\n0\r\nT: u\r\n\r\n",
+    INTERIM + b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nhi",
+    b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 4\r\n\r\nbusy",
+    b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nuntil the end",
+    b"HTTP/1.1 101 Switching\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n",
+    b"HTTP/1.1 200 OK\nContent-Length: 2\n\nhi",
+    b"HTTP/1.1 200 OK\r\nContent-Length: 20000\r\n\r\n" + b" " * 20_000,
+]
+
+
+class FakeTransport:
+    """Takes everything, and remembers whether it was cut."""
+
+    def __init__(self) -> None:
+        self.is_cut = False
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+def feed(pieces: Sequence[bytes], *, needs_body: bool = True) -> tuple[Any, bool]:
+    """Return what a connection makes of bytes and an end, and whether it was usable before that."""
+
+    async def run() -> tuple[Any, bool]:
+        connection, transport = HttpConnection(LIMITS), FakeTransport()
+        connection.connection_made(cast(asyncio.Transport, transport))
+        deadline_s = asyncio.get_running_loop().time() + PATIENCE_S
+        found = connection.begin(HEAD % 0, b"", deadline_s=deadline_s, needs_body=needs_body)
+        for piece in pieces:
+            if transport.is_cut:
+                break
+            connection.data_received(piece)
+        was_free = connection.is_free
+        connection.connection_lost(None)
+        assert found.done()
+        failure = found.exception()
+        assert failure is None or isinstance(failure, HttpFailed)
+        return (type(failure) if failure else found.result()), was_free
+
+    return asyncio.run(run())
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    edges = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+    return [data[first:end] for first, end in itertools.pairwise(edges)]
+
+
+@given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 30_000), max_size=12), st.booleans())
+def test_how_the_network_cuts_an_answer_changes_nothing(
+    data: bytes, places: list[int], needs_body: bool
+) -> None:
+    whole = feed([data], needs_body=needs_body)
+    assert isinstance(whole[0], HttpAnswer)
+    assert feed(cut(data, places), needs_body=needs_body) == whole
+
+
+@pytest.mark.parametrize("data", ANSWERS[:-1])
+def test_byte_by_byte(data: bytes) -> None:
+    assert feed([bytes([byte]) for byte in data]) == feed([data])
+
+
+def test_what_answers_say() -> None:
+    found = [feed([data]) for data in ANSWERS]
+    assert [(one.status, one.body) for one, _ in found] == [
+        (200, b"hello"),
+        (204, b""),
+        (200, b"hello wo"),
+        (201, b"hi"),
+        (503, b"busy"),
+        (200, b"hi"),
+        (200, b"until the end"),
+        (101, b""),
+        (200, b"hi"),
+        (200, None),
+    ]
+    assert [was_free for _, was_free in found] == [
+        *[True] * 4,
+        *[False] * 4,
+        True,
+        False,
+    ]
+    assert found[4][0].header(b"retry-after") == "7"
+    # Nothing of a 1xx, nor of what comes behind the body.
+    assert found[3][0].header(b"link") is None
+    assert found[2][0].header(b"t") is None
+
+
+@given(
+    st.sampled_from(ANSWERS[:-1]),
+    st.lists(st.tuples(st.integers(0, 200), st.binary(max_size=4)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 200), max_size=4),
+    st.booleans(),
+)
+def test_a_changed_answer_has_a_verdict(
+    data: bytes, changes: list[tuple[int, bytes]], places: list[int], needs_body: bool
+) -> None:
+    for place, put in changes:
+        at = place % len(data)
+        data = data[:at] + put + data[at + 1 :]
+    feed(cut(data, places), needs_body=needs_body)
+
+
+@given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=4))
+def test_anything_has_a_verdict(data: bytes, places: list[int]) -> None:
+    feed(cut(data, places))
+
+
+@pytest.mark.parametrize(
+    ("data", "failure"),
+    [
+        (b"", HttpConnectionEnded),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhell", HttpConnectionEnded),
+        (CHUNKED + b"2\r\nhi\r\n", HttpConnectionEnded),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"x" * (ANSWER_HEAD_BYTES_MAX + 1), NotHttp),
+        (b"HTTP/1.1 100 Continue\r\n\r\n" * 2000, NotHttp),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * ANSWER_HEAD_BYTES_MAX, NotHttp),
+        (CHUNKED + b"zz\r\n", NotHttp),
+    ],
+)
+def test_what_is_no_answer(data: bytes, failure: type[HttpFailed]) -> None:
+    assert feed([data]) == (failure, False)
+    assert feed(cut(data, range(0, len(data), 1000))) == (failure, False)
+
+
+@pytest.mark.parametrize("behind", [b"x", ANSWERS[0], b"\r\nHTTP"])
+def test_what_comes_behind_an_answer_ends_the_connection(behind: bytes) -> None:
+    found, was_free = feed([ANSWERS[0] + behind])
+    assert found.body == b"hello"
+    assert not was_free
+    assert feed([ANSWERS[0], behind]) == (found, False)
+
+
+# ------------------------------------------------------------------ over sockets
+
+
+def route_to(backend: Backend) -> HttpRoute:
+    return HttpRoute("127.0.0.1", backend.port)
+
+
+def send_all(
+    routes: Sequence[HttpRoute], limits: HttpLimits = LIMITS, body: bytes = b"{}"
+) -> list[Any]:
+    """Send one request after the other; return answers and failures."""
+
+    async def run(connections: HttpConnections) -> list[Any]:
+        found: list[Any] = []
+        for route in routes:
+            try:
+                found.append(await connections.send(route, HEAD % len(body), body, needs_body=True))
+            except HttpFailed as failure:
+                found.append(failure)
+        return found
+
+    found: list[Any] = with_connections(run, limits)
+    return found
+
+
+def with_connections(
+    run: Callable[[HttpConnections], Coroutine[Any, Any, Any]], limits: HttpLimits = LIMITS
+) -> Any:
+    async def around() -> Any:
+        connections = HttpConnections(limits)
+        try:
+            return await run(connections)
+        finally:
+            await connections.close()
+
+    return asyncio.run(around())
+
+
+def test_a_connection_is_kept(backend: Backend) -> None:
+    assert [one.status for one in send_all([route_to(backend)] * 3)] == [201] * 3
+    assert backend.accepted == 1
+
+
+def test_one_that_was_closed_while_idle_is_not_used(backend: Backend) -> None:
+    backend.steps = [raw(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")]
+
+    async def run(connections: HttpConnections) -> None:
+        for count in (1, 2, 3):
+            sent = connections.send(route_to(backend), HEAD % 0, b"", needs_body=True)
+            assert (await sent).status == 200
+            await asyncio.to_thread(until, lambda: backend.open_connections == 0)
+            assert backend.accepted == count
+
+    with_connections(run)
+
+
+def test_a_request_that_may_have_been_taken_is_not_sent_again(backend: Backend) -> None:
+    backend.steps = [answer(200), close_at_once, answer(200)]
+    first, second, third = send_all([route_to(backend)] * 3)
+    assert (first.status, third.status) == (200, 200)
+    assert isinstance(second, HttpConnectionEnded)
+    assert len(backend.requests) == 3
+
+
+def test_one_that_was_idle_for_long_is_not_used(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connections, "IDLE_S", 0.0)
+    assert [one.status for one in send_all([route_to(backend)] * 2)] == [201] * 2
+    assert backend.accepted == 2
+
+
+def test_those_kept_for_others_make_room() -> None:
+    with Backend() as one, Backend() as two, Backend() as three:
+        routes = [route_to(backend) for backend in (one, two, three)]
+
+        async def run(connections: HttpConnections) -> None:
+            for route in routes:
+                await connections.send(route, HEAD % 0, b"", needs_body=True)
+            await asyncio.to_thread(until, lambda: one.open_connections == 0)
+            assert two.open_connections == three.open_connections == 1
+
+        with_connections(run)
+
+
+class UnreadingBackend:
+    """Answers as soon as there is a head, and reads no body."""
+
+    def __enter__(self) -> HttpRoute:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        return HttpRoute("127.0.0.1", self._listener.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        connected, _ = self._listener.accept()
+        with connected:
+            connected.recv(100)
+            connected.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
+            connected.settimeout(PATIENCE_S)
+            while True:
+                try:
+                    if not connected.recv(2**20):
+                        return
+                except ConnectionError:
+                    return
+
+
+def test_an_answer_counts_while_its_request_is_still_being_sent() -> None:
+    with UnreadingBackend() as route:
+        (found,) = send_all([route], body=b" " * 100_000_000)
+    assert found.status == 413
+
+
+def test_a_large_body_arrives_whole(backend: Backend) -> None:
+    body = os.urandom(3_000_001)
+    assert [one.status for one in send_all([route_to(backend)] * 2, body=body)] == [201] * 2
+    assert backend.bodies == [body, body]
+    assert backend.accepted == 1
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_another_address_is_tried(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """The first one refuses, or says nothing at all."""
+    silent = socket.socket()
+    silent.bind(("127.0.0.1", 0))
+    fillers: list[socket.socket] = []
+    if waits:
+        silent.listen(0)
+        for _ in range(8):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(silent.getsockname())
+            fillers.append(filler)
+
+    async def addresses(*_: object, **__: object) -> list[Any]:
+        places = [silent.getsockname(), ("127.0.0.1", backend.port)]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
+    open_before = len(os.listdir("/proc/self/fd"))
+    with closing(silent):
+        (found,) = send_all([HttpRoute("two.invalid", 1)])
+        assert found.status == 201
+        for filler in fillers:
+            filler.close()
+    assert len(os.listdir("/proc/self/fd")) <= open_before
+
+
+def test_families_of_addresses_take_turns() -> None:
+    six = [(socket.AF_INET6, 1, 0, "", n) for n in range(3)]
+    four = [(socket.AF_INET, 1, 0, "", n) for n in range(2)]
+    found = http_connections._by_turns([*six, *four])
+    assert found == [six[0], four[0], six[1], four[1], six[2]]
+
+
+def test_a_name_that_is_none() -> None:
+    (found,) = send_all([HttpRoute("x" * 64 + ".invalid", 1)])
+    assert isinstance(found, HttpNotConnected)
+    assert isinstance(found.cause, socket.gaierror)
+
+
+def test_a_proxy_that_hangs_up(certificates: Certificates) -> None:
+    with Backend(steps=[close_at_once]) as proxy:
+        context = ssl.create_default_context(cafile=certificates.ca)
+        route = HttpRoute("h", 443, context, HttpProxy("127.0.0.1", proxy.port, b""))
+        (found,) = send_all([route])
+    assert isinstance(found, HttpNotConnected)
+    assert found.to_proxy
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("kind", ["plain", "tls", "proxy"])
+def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
+    certificates: Certificates, factory: Callable[[], asyncio.AbstractEventLoop], kind: str
+) -> None:
+    tls = None if kind == "plain" else certificates.server_context()
+    with Backend([hang_before_headers], tls=tls) as backend, forward_proxy() as proxy:
+        context = None if kind == "plain" else ssl.create_default_context(cafile=certificates.ca)
+        through = HttpProxy("127.0.0.1", proxy.port, b"") if kind == "proxy" else None
+        route = HttpRoute("127.0.0.1", backend.port, context, through)
+
+        async def cancel_after(steps: int) -> bool:
+            connections = HttpConnections(LIMITS)
+            sending = asyncio.create_task(connections.send(route, HEAD % 2, b"{}", needs_body=True))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            sending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            # Before `close`, which would hide one that was forgotten.
+            for connection in list(connections._open):
+                await asyncio.wait_for(connection.gone, PATIENCE_S)
+            await connections.close()
+            return not connections._kept
+
+        with closing(factory()) as loop:
+            loop.run_until_complete(loop.getaddrinfo("127.0.0.1", 1))
+            for steps in [*range(10), 15, 20, 30, 50, 100, 200]:
+                assert loop.run_until_complete(cancel_after(steps))
+            until(lambda: backend.open_connections == 0)
