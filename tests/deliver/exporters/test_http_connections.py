@@ -349,6 +349,26 @@ def test_another_address_is_tried(
     assert len(os.listdir("/proc/self/fd")) <= open_before
 
 
+def test_a_number_is_an_address_also_where_this_machine_has_no_other_of_its_kind(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As glibc does with `::1` where all other addresses are of IPv4, and the other way round."""
+
+    async def addresses(
+        _: object, host: str, port: int, *, type: int = 0, flags: int = 0, **__: object
+    ) -> list[Any]:
+        if flags & socket.AI_ADDRCONFIG:
+            raise socket.gaierror(socket.EAI_ADDRFAMILY, "no such family here")
+        return socket.getaddrinfo(host, port, type=cast(socket.SocketKind, type), flags=flags)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
+    found, named = send_all(
+        [HttpRoute("127.0.0.1", backend.port), HttpRoute("localhost", backend.port)]
+    )
+    assert found.status == 201
+    assert isinstance(named, HttpNotConnected)
+
+
 def test_families_of_addresses_take_turns() -> None:
     six = [(socket.AF_INET6, 1, 0, "", n) for n in range(3)]
     four = [(socket.AF_INET, 1, 0, "", n) for n in range(2)]

@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import ipaddress
 import itertools
 import math
 import os
@@ -558,10 +559,11 @@ async def _open_tunnel(
 async def _connected_socket(host: str, port: int, untaken_s: float) -> socket.socket:
     """Connect to the first address of a host that takes us (RFC 8305, "happy eyeballs")."""
     loop = asyncio.get_running_loop()
+    # Of a name, no addresses of a kind that this machine has none of. A number is meant: `::1` is
+    # there also where no other address is of its kind.
+    flags = 0 if _is_number(host) else socket.AI_ADDRCONFIG
     try:
-        found = await loop.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG
-        )
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:  # no name that could be asked for
         raise socket.gaierror(socket.EAI_NONAME, "not a name") from error
     connect = functools.partial(_connect_to, untaken_s=untaken_s)
@@ -590,6 +592,14 @@ async def _connected_socket(host: str, port: int, untaken_s: float) -> socket.so
             task.cancel()
             task.add_done_callback(_close_unused)
     raise refusals[0] if refusals else socket.gaierror(socket.EAI_NONAME, "no address")
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _by_turns(found: Sequence[_AddressInfo]) -> list[_AddressInfo]:
