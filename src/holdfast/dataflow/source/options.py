@@ -127,7 +127,7 @@ class SourceOptions(Settings):
     start: Literal["oldest", "latest"] | AwareDatetime = "oldest"
     """Where a subscriber that is new begins."""
 
-    max_rows: Annotated[int, Field(ge=1)] = 1_000_000
+    max_rows: Annotated[int, Field(ge=1)] = 4_000_000
     """Rows of one batch, unless one bundle has more."""
 
     max_bytes: SizeBytes = 256 * 1024 * 1024

@@ -52,7 +52,7 @@ def _one_of(settings: Settings, *names: str) -> None:
 class ReadLimit(Settings):
     """How much one batch may be."""
 
-    rows: int = Field(default=1_000_000, ge=1)
+    rows: int = Field(default=4_000_000, ge=1)
     """Rows of one batch, unless one bundle has more."""
     bytes: SizeBytes = 256 * 1024 * 1024
     """Stored bytes of one batch, unless one bundle has more."""
