@@ -74,7 +74,8 @@ def test_the_peers_that_are_left_out_are_there() -> None:
     for module, attributes in against.WITHOUT_PEERS.items():
         found = importlib.import_module(f"holdfast.bench.{module}")
         assert all(hasattr(found, name) for name in attributes)
-    for name in ("quiver", "gateway", "handoff", "store"):
+    pytest.importorskip("pyspark")
+    for name in ("quiver", "gateway", "handoff", "dataflow", "store"):
         benchmark = load(name)
         assert all(hasattr(benchmark.full, changed) for changed in benchmark.compared)
 

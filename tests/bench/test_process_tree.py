@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from holdfast.bench.stopwatch import TreeStopwatch
+from holdfast.bench.stopwatch import TreeStopwatch, tree_cpu_s
 
 WORK = "import time\nwhile time.process_time() < 1.0: pass"
 # A child that works, below one that only waits for it.
@@ -30,3 +30,21 @@ def test_what_was_used_before_is_not_counted() -> None:
         with TreeStopwatch() as watch:
             child.communicate(b"\n")
     assert 0 <= watch.cpu_s < 0.9
+
+
+def test_children_that_still_run_count_as_those_that_ended_do() -> None:
+    """Java outlives what is measured, and is waited for by nobody."""
+    began_s = tree_cpu_s()
+    subprocess.run([sys.executable, "-c", NESTED], check=True)
+    ended_s = tree_cpu_s() - began_s
+    assert ended_s > 0.9
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{WORK}\nprint('done', flush=True)\ninput()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"done\n"
+        running_s = tree_cpu_s() - began_s - ended_s
+        child.communicate(b"\n")
+    assert running_s > 0.9

@@ -29,6 +29,7 @@ from typing import Any
 
 from holdfast.bench.figures import Figures, Spread
 from holdfast.bench.runner import Benchmark, Progress, describe, load, scratch, section_name
+from holdfast.bench.stopwatch import tree_cpu_s
 from holdfast.errors import BadInput
 
 ROUNDS = 7
@@ -180,7 +181,7 @@ def measure_here(task: Mapping[str, Any], folder: Path) -> Measured:
             continue
         for attribute, value in WITHOUT_PEERS.get(module_name.rpartition(".")[2], {}).items():
             setattr(module, attribute, value)
-        figures, began_s = Figures(), _cpu_s()
+        figures, began_s = Figures(), tree_cpu_s()
         place = folder / section
         place.mkdir()
         try:
@@ -188,13 +189,9 @@ def measure_here(task: Mapping[str, Any], folder: Path) -> Measured:
         except (AttributeError, TypeError) as error:
             found.failed[section] = f"{type(error).__name__}: {error}"
             continue
-        found.cpu_s[section] = _cpu_s() - began_s
+        found.cpu_s[section] = tree_cpu_s() - began_s
         found.figures[section] = {name: one.median for name, one in figures.spreads.items()}
     return found
-
-
-def _cpu_s() -> float:
-    return sum(os.times()[:4])
 
 
 def _understand_former_statistics() -> None:

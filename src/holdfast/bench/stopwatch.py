@@ -33,6 +33,8 @@ LOOK_EVERY_S = 0.2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # Of `/proc/<pid>/stat`, counted behind the name.
 _PARENT, _TICKS, _BEGAN = 1, slice(11, 13), 19
+# The same, with those of children that ended and were waited for.
+_TICKS_OF_ALL = slice(11, 15)
 
 # A process, and when it began: numbers are used again.
 _TreeProcess = tuple[int, str]
@@ -76,13 +78,28 @@ class TreeStopwatch:
 
 def tree_ticks() -> dict[_TreeProcess, int]:
     """Return the CPU time of this process and its descendants, in ticks of the kernel."""
+    return {(pid, fields[_BEGAN]): _sum(fields[_TICKS]) for pid, fields in _tree_stats().items()}
+
+
+def tree_cpu_s() -> float:
+    """Return the CPU time of this process and all descendants that run or were waited for.
+
+    Between two looks it grows by what all of them used, unless one ends that nobody waits for.
+    """
+    ticks = (_sum(fields[_TICKS_OF_ALL]) for fields in _tree_stats().values())
+    return sum(ticks) / _TICKS_PER_S
+
+
+def _sum(fields: list[str]) -> int:
+    return sum(map(int, fields))
+
+
+def _tree_stats() -> dict[int, list[str]]:
     stats = _stats()
     mine = {os.getpid()}
     while more := {pid for pid, fields in stats.items() if int(fields[_PARENT]) in mine} - mine:
         mine |= more
-    return {
-        (pid, stats[pid][_BEGAN]): sum(map(int, stats[pid][_TICKS])) for pid in mine if pid in stats
-    }
+    return {pid: stats[pid] for pid in mine if pid in stats}
 
 
 def _stats() -> dict[int, list[str]]:
