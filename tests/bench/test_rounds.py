@@ -38,6 +38,14 @@ def test_nobody_always_follows_the_same_one_where_the_order_is_rotated() -> None
     assert results == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
 
 
+def test_a_slow_machine_has_fewer_rounds_but_one_of_all() -> None:
+    told: list[str] = []
+    contenders = {"a": lambda: 1, "b": lambda: 2}
+    found = rotated(contenders, 7, warm_up=True, enough_s=-1.0, progress=told.append)
+    assert found == {"a": [1], "b": [2]}
+    assert told == ["warming up", "round 1 of 7", "slow: 1 of 7 rounds have to do"]
+
+
 def test_the_warm_up_round_is_run_and_thrown_away() -> None:
     calls = iter(range(100))
     results = interleave({"a": lambda: next(calls), "b": lambda: next(calls)}, 2)

@@ -1,4 +1,4 @@
-"""Pipelines: micro-batches of ten thousand rows, functions in Python, and what idleness costs.
+"""Pipelines: functions in Python, windows, micro-batches of ten thousand rows, and idleness.
 
 Each section has a Spark session of its own, over quivers that are filled first.
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.bench.dataflow_reading import add_speeds, spark_and_rows
+from holdfast.bench.dataflow_reading import add_ratios, add_speeds, in_turns, spark_and_rows
 from holdfast.bench.dataflow_rows import (
     BATCHES,
     BUNDLE_ROWS,
@@ -29,7 +31,7 @@ from holdfast.bench.dataflow_rows import (
     batches_done,
     measured,
 )
-from holdfast.bench.figures import Figures, percentile, rotated
+from holdfast.bench.figures import Figures, percentile
 from holdfast.bench.scale import DataflowScale
 from holdfast.bench.stopwatch import TreeStopwatch
 from holdfast.dataflow.compiler.places import Places
@@ -88,6 +90,11 @@ class Lab:
             run.drain(close=True)
         return checkpoint, watch
 
+    def timed(self, pipeline: Pipeline, rows: int) -> TimedRun:
+        """Run a pipeline over some rows to its end; return what it took."""
+        checkpoint, watch = self.drained(pipeline)
+        return measured(checkpoint, rows, watch)
+
 
 # ------------------------------------------------------------------------ functions
 
@@ -105,34 +112,42 @@ def summed(window: Any, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def measure_python(
     folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
 ) -> None:
-    """Measure rows through Python functions, and one of them in Spark's own terms beside it."""
-    few = scale.python_rows // BUNDLE_ROWS * BUNDLE_ROWS
-    many = scale.rows // BUNDLE_ROWS * BUNDLE_ROWS
+    """Measure rows through Python functions, in batches as large as they are by default."""
+    rows = scale.python_rows // BUNDLE_ROWS * BUNDLE_ROWS
     here = f"{__name__}:"
-    with spark_and_rows(folder, scale, [SMALL, LARGE], progress) as (session, stores):
-        progress(f"python: {few:,} rows through a function, {scale.rounds} rounds")
+    with spark_and_rows(folder, scale, [SMALL], progress) as (session, stores):
+        progress(f"python: {rows:,} rows through a function, {scale.rounds} rounds")
         lab = Lab(session, stores)
-        begun = lab.begin(SMALL, max(BUNDLE_ROWS, few // 4))
+        begun = lab.begin(SMALL)
         mapped = begun.map(f"{here}doubled", returns="key string, value double")
         reduced = begun.window(fixed="1s").reduce(
             f"{here}summed", returns="total double", key="key"
         )
-        native = lab.begin(LARGE).window(fixed="1s").aggregate(key="key", total="sum(value)")
-
-        def contend(pipeline: Pipeline, rows: int) -> TimedRun:
-            checkpoint, watch = lab.drained(pipeline)
-            return measured(checkpoint, rows, watch)
-
-        found = rotated(
-            {
-                "python_map": lambda: contend(mapped.sink(files="mapped"), few),
-                "python_reducer": lambda: contend(reduced.sink(files="reduced"), few),
-                "native_window": lambda: contend(native.sink(files="native"), many),
-            },
-            scale.rounds,
-            warm_up=True,
-        )
+        contenders = {
+            "python_map": partial(lab.timed, mapped.sink(files="mapped"), rows),
+            "python_reducer": partial(lab.timed, reduced.sink(files="reduced"), rows),
+        }
+        found = in_turns(contenders, scale, progress)
     add_speeds(figures, found)
+
+
+# -------------------------------------------------------------------- native windows
+
+
+def measure_native(
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Measure the sum of `python_reducer` as Spark has it, over more rows: default settings."""
+    scale = replace(scale, rows=scale.fewer_rows)
+    rows = scale.rows // BUNDLE_ROWS * BUNDLE_ROWS
+    with spark_and_rows(folder, scale, [LARGE], progress) as (session, stores):
+        progress(f"native: {rows:,} rows added up by windows, {scale.rounds} rounds")
+        lab = Lab(session, stores)
+        window = lab.begin(LARGE).window(fixed="1s").aggregate(key="key", total="sum(value)")
+        drain = partial(lab.timed, window.sink(files="native"), rows)
+        found = in_turns({"native_window": drain, "again": drain}, scale, progress)
+    add_speeds(figures, {"native_window": found["native_window"]})
+    add_ratios(figures, "native_window_control", found["again"], found["native_window"])
 
 
 # --------------------------------------------------------------------- small batches
@@ -153,14 +168,11 @@ def measure_batches(
             # Behind the rows come batches that only close windows.
             return sorted(batch_times_ms(checkpoint)[: scale.batches - 1])
 
-        found = rotated(
-            {
-                "batch": lambda: contend(window.sink(files="windows")),
-                "map_batch": lambda: contend(begun.filter("value >= 0").sink(files="rows")),
-            },
-            scale.rounds,
-            warm_up=True,
-        )
+        contenders = {
+            "batch": partial(contend, window.sink(files="windows")),
+            "map_batch": partial(contend, begun.filter("value >= 0").sink(files="rows")),
+        }
+        found = in_turns(contenders, scale, progress)
     for name, rounds in found.items():
         figures.add(f"{name}_p50_ms", [percentile(times_ms, 50) for times_ms in rounds])
         # Of all rounds together: one alone is too short to have a 99th percentile.

@@ -9,6 +9,7 @@ alone would let Parquet answer from its footers.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,7 +27,7 @@ from holdfast.bench.dataflow_rows import (
     filled,
     measured,
 )
-from holdfast.bench.figures import Figures, rotated
+from holdfast.bench.figures import Figures, Result, rotated
 from holdfast.bench.scale import DataflowScale
 from holdfast.bench.stopwatch import TreeStopwatch
 from holdfast.dataflow.session import start_session
@@ -39,6 +40,8 @@ MASTER = "local[2]"
 MEMORY = "2g"
 # Batches of a stream that reads the large quiver.
 STREAM_BATCHES = 4
+# For all that one session has to do: many times what it takes, also beside other work.
+SECTION_S_MAX = 3600.0
 
 
 class TimedRead(NamedTuple):
@@ -64,20 +67,28 @@ def measure_reading(
         ours = session.read.format("holdfast").option("path", str(stores.directory(LARGE)))
         plain = ours.option("columns", "at,key,value").load()
         parquet = session.read.parquet(str(stores.parquet))
-        batches = rotated(
-            {
-                "plain": partial(counted, plain, rows),
-                "parquet": partial(counted, parquet, rows),
-                "parquet_again": partial(counted, parquet, rows),
-            },
-            scale.rounds,
-            warm_up=True,
-        )
+        contenders = {
+            "plain": partial(counted, plain, rows),
+            "parquet": partial(counted, parquet, rows),
+            "parquet_again": partial(counted, parquet, rows),
+        }
+        batches = in_turns(contenders, scale, progress)
         add_speeds(figures, {name: batches[name] for name in ("plain", "parquet")})
         add_ratios(figures, "plain_vs_parquet", batches["plain"], batches["parquet"])
         again, once = batches["parquet_again"], batches["parquet"]
         add_ratios(figures, "plain_vs_parquet_control", again, once)
         _measure_flight(session, stores, rows, scale, figures, progress)
+
+
+def in_turns(
+    contenders: Mapping[str, Callable[[], Result]],
+    scale: DataflowScale,
+    progress: Callable[[str], None],
+) -> dict[str, list[Result]]:
+    """Run contenders in turns, each round in another order, after one round that is discarded."""
+    return rotated(
+        contenders, scale.rounds, warm_up=True, enough_s=scale.enough_s, progress=progress
+    )
 
 
 def add_speeds(figures: Figures, found: Mapping[str, Sequence[TimedRead | TimedRun]]) -> None:
@@ -115,10 +126,37 @@ def spark_and_rows(
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
         }
         session = start_session(MASTER, settings, name="bench")
-        try:
-            yield session, stores
-        finally:
-            session.stop()
+        with _killed_after(SECTION_S_MAX, session):
+            try:
+                yield session, stores
+            finally:
+                session.stop()
+
+
+@contextmanager
+def _killed_after(patience_s: float, session: SparkSession) -> Iterator[None]:
+    """Kill Spark if a block takes too long: what waits for an answer would do so for ever."""
+    gateway = session.sparkContext._gateway
+    assert gateway is not None, "BUG: a session without Java"
+    is_killed = threading.Event()
+
+    def kill() -> None:
+        is_killed.set()
+        gateway.proc.kill()
+
+    timer = threading.Timer(patience_s, kill)
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if not is_killed.is_set():
+            raise
+        raise CheckFailed(
+            f"Spark had not done its work after {patience_s / 60:.0f} min, and was killed",
+            hint="measure on a machine that has nothing else to do, one section at a time (--only)",
+        ) from error
+    finally:
+        timer.cancel()
 
 
 def counted(frame: DataFrame, rows: int) -> TimedRead:
@@ -167,8 +205,7 @@ def _measure_flight(
             writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination()
         return measured(checkpoint, rows, watch)
 
-    found = rotated(
-        {"mmap": lambda: stream(True), "flight": lambda: stream(False)}, scale.rounds, warm_up=True
-    )
+    contenders = {"mmap": partial(stream, True), "flight": partial(stream, False)}
+    found = in_turns(contenders, scale, progress)
     add_speeds(figures, found)
     add_ratios(figures, "flight_vs_mmap", found["flight"], found["mmap"])

@@ -4,12 +4,14 @@ As a batch the same rows are grouped three times: by partial aggregates, which t
 source make, by Spark out of Parquet, and by Spark out of Parquet once more, as a control. A
 pipeline that drains a backlog with default settings does what the batch does and, beside it, plans,
 keeps state, writes a checkpoint and commits files; how much of the batch's speed is left is the
-price of a stream. The same pipeline with `push_down` off says what partial aggregates bring.
+price of a stream. The same pipeline with `push_down` off says what partial aggregates bring: over
+fewer rows, because it takes several times as long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from holdfast.bench.dataflow_reading import (
     add_speeds,
     checked,
     counted,
+    in_turns,
     spark_and_rows,
 )
 from holdfast.bench.dataflow_rows import (
@@ -35,9 +38,8 @@ from holdfast.bench.dataflow_rows import (
     SMALL,
     Stores,
     TimedRun,
-    measured,
 )
-from holdfast.bench.figures import Figures, rotated
+from holdfast.bench.figures import Figures
 from holdfast.bench.scale import DataflowScale
 from holdfast.bench.stopwatch import TreeStopwatch
 from holdfast.dataflow.source.partial_steps import EVENT_TIME, ROWS, Partial
@@ -62,30 +64,45 @@ def measure_windows(
         parquet = session.read.parquet(str(stores.parquet))
         aggregated = _partials(session, stores)
 
-        def drain(**settings: Any) -> TimedRun:
-            begun = lab.begin(LARGE, **settings).window(fixed="10s")
-            summed = begun.aggregate(key="key", total="sum(value)", n="count(*)")
-            checkpoint, watch = lab.drained(summed.sink(files="windows"))
-            return measured(checkpoint, rows, watch)
-
+        drain = partial(_drain, lab, rows)
         contenders: dict[str, Callable[[], TimedRead | TimedRun]] = {
             "window_batch": partial(_count_partials, aggregated, rows),
             "window_parquet": partial(counted, parquet, rows),
             "window_parquet_again": partial(counted, parquet, rows),
             "stream_window": drain,
             "stream_window_again": drain,
-            "stream_window_by_rows": partial(drain, push_down=False),
         }
-        found = rotated(contenders, scale.rounds, warm_up=True)
+        found = in_turns(contenders, scale, progress)
     add_speeds(figures, {name: found[name] for name in contenders if "again" not in name})
     for name, ours, others in (
         ("window_vs_parquet", "window_batch", "window_parquet"),
         ("window_vs_parquet_control", "window_parquet_again", "window_parquet"),
         ("stream_window_vs_batch", "stream_window", "window_batch"),
-        ("stream_window_vs_rows", "stream_window", "stream_window_by_rows"),
         ("stream_window_control", "stream_window_again", "stream_window"),
     ):
         add_ratios(figures, name, found[ours], found[others])
+
+
+def measure_by_rows(
+    folder: Path, scale: DataflowScale, figures: Figures, progress: Callable[[str], None]
+) -> None:
+    """Measure a backlog by partial aggregates, and row by row."""
+    scale = replace(scale, rows=scale.fewer_rows)
+    rows = scale.rows // BUNDLE_ROWS * BUNDLE_ROWS
+    with spark_and_rows(folder, scale, [LARGE], progress) as (session, stores):
+        progress(f"by_rows: {rows:,} rows as a backlog, {scale.rounds} rounds")
+        drain = partial(_drain, Lab(session, stores), rows)
+        contenders = {"partials": drain, "rows": partial(drain, push_down=False)}
+        found = in_turns(contenders, scale, progress)
+    add_speeds(figures, {"stream_window_by_rows": found["rows"]})
+    add_ratios(figures, "stream_window_vs_rows", found["partials"], found["rows"])
+
+
+def _drain(lab: Lab, rows: int, **settings: Any) -> TimedRun:
+    """Count and add up per key and ten seconds, in a pipeline with default settings but these."""
+    begun = lab.begin(LARGE, **settings).window(fixed="10s")
+    summed = begun.aggregate(key="key", total="sum(value)", n="count(*)")
+    return lab.timed(summed.sink(files="windows"), rows)
 
 
 def _partials(session: SparkSession, stores: Stores) -> DataFrame:
@@ -123,15 +140,12 @@ def measure_arrow(
     with spark_and_rows(folder, scale, [SMALL], progress) as (session, stores):
         progress(f"arrow: {rows:,} rows through a reduce by Arrow, {scale.rounds} rounds")
         lab = Lab(session, stores)
-        begun = lab.begin(SMALL, max(BUNDLE_ROWS, rows // 4)).window(fixed="1s")
+        begun = lab.begin(SMALL).window(fixed="1s")
         made: Pipeline = begun.reduce(
             arrow=f"{__name__}:summed_arrow", returns="total double", key="key"
         )
 
-        def contend() -> TimedRun:
-            checkpoint, watch = lab.drained(made.sink(files="arrow"))
-            return measured(checkpoint, rows, watch)
-
-        found = rotated({"arrow_reduce": contend, "again": contend}, scale.rounds, warm_up=True)
+        drain = partial(lab.timed, made.sink(files="arrow"), rows)
+        found = in_turns({"arrow_reduce": drain, "again": drain}, scale, progress)
     add_speeds(figures, {"arrow_reduce": found["arrow_reduce"]})
     add_ratios(figures, "arrow_reduce_control", found["again"], found["arrow_reduce"])

@@ -6,7 +6,9 @@ reaches it.
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
@@ -133,19 +135,31 @@ def interleave(
 
 
 def rotated(
-    contenders: Mapping[str, Callable[[], Result]], rounds: int, *, warm_up: bool = False
+    contenders: Mapping[str, Callable[[], Result]],
+    rounds: int,
+    *,
+    warm_up: bool = False,
+    enough_s: float = math.inf,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, list[Result]]:
     """Run all contenders once a round, each round beginning with the next: A B C, B C A, C A B …
 
     Nobody always follows the same one, whose leftovers it would pay for. Contenders that are not
     made ready outside of what they measure have a round before the first, which is discarded.
+
+    After `enough_s` no other round begins: a busy machine has fewer, and the spread says how many.
     """
-    names = list(contenders)
+    names, began_s = list(contenders), time.monotonic()
     results: dict[str, list[Result]] = {name: [] for name in names}
     if warm_up:
+        progress("warming up")
         for contend in contenders.values():
             contend()
     for number in range(rounds):
+        if number and time.monotonic() - began_s > enough_s:
+            progress(f"slow: {number} of {rounds} rounds have to do")
+            break
+        progress(f"round {number + 1} of {rounds}")
         first = number % len(names)
         for name in names[first:] + names[:first]:
             results[name].append(contenders[name]())

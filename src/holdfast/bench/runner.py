@@ -220,9 +220,14 @@ def _dataflow() -> Benchmark:
     import pyspark
 
     from holdfast.bench.dataflow_latency import measure_latency
-    from holdfast.bench.dataflow_pipelines import measure_batches, measure_idle, measure_python
+    from holdfast.bench.dataflow_pipelines import (
+        measure_batches,
+        measure_idle,
+        measure_native,
+        measure_python,
+    )
     from holdfast.bench.dataflow_reading import MASTER, measure_reading
-    from holdfast.bench.dataflow_windows import measure_arrow, measure_windows
+    from holdfast.bench.dataflow_windows import measure_arrow, measure_by_rows, measure_windows
 
     bars = (
         Bar("plain_vs_parquet", at_least=0.5),
@@ -233,6 +238,8 @@ def _dataflow() -> Benchmark:
     sections = (
         measure_reading,
         measure_windows,
+        measure_by_rows,
+        measure_native,
         measure_python,
         measure_arrow,
         measure_batches,

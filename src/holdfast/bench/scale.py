@@ -192,8 +192,11 @@ class DataflowScale:
     """Sizes of the measurements of the dataflow."""
 
     rounds: int
-    # Rows of the large quiver, for reading and for native windows.
+    # After so long no other round of a comparison begins.
+    enough_s: float
+    # Rows of the large quiver; fewer where each of them costs more.
     rows: int
+    fewer_rows: int
     # Rows that go through Python functions.
     python_rows: int
     # Micro-batches of each round.
@@ -207,7 +210,9 @@ class DataflowScale:
 
 DATAFLOW_FULL = DataflowScale(
     rounds=7,
+    enough_s=600.0,
     rows=10_000_000,
+    fewer_rows=3_000_000,
     python_rows=200_000,
     batches=16,
     idle_s=20.0,
@@ -216,7 +221,9 @@ DATAFLOW_FULL = DataflowScale(
 )
 DATAFLOW_QUICK = DataflowScale(
     rounds=1,
+    enough_s=600.0,
     rows=60_000,
+    fewer_rows=60_000,
     python_rows=20_000,
     batches=3,
     idle_s=2.0,
