@@ -37,6 +37,13 @@ def has_dictionary(kind: pa.DataType) -> bool:
     return any(pa.types.is_dictionary(part) for part in parts(kind))
 
 
+def has_extension(kind: pa.DataType) -> bool:
+    """Whether the type is one that a user or an extension defined, or has one inside."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return True
+    return any(has_extension(kind.field(place).type) for place in range(kind.num_fields))
+
+
 def has_half_float_dictionary(kind: pa.DataType) -> bool:
     """Whether a dictionary of half floats is inside: Arrow unifies those into other values."""
     return any(

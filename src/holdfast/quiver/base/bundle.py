@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import pyarrow as pa
 
 from holdfast.errors import BadInput, BundleTooLarge
-from holdfast.quiver.base.arrow import check_readable, has_dictionary, unify
+from holdfast.quiver.base.arrow import check_readable, has_dictionary, has_extension, unify
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.base.names import SLOT_PATTERN
 
@@ -56,6 +56,10 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 # a dictionary of dictionaries.
 PLAIN_SCHEMAS_MAX = 256
 _plain_schemas: set[bytes] = set()
+# By slot: its last schema, if that is plain, and its message. To see that the same comes again is
+# mostly one comparison of pointers; to write its message takes half as long as to write the rows.
+# Bounded as the schemas are.
+_last_schemas: dict[str, tuple[pa.Schema, bytes]] = {}
 
 Headers = Mapping[str, str]
 Payloads = bytes | Sequence[bytes]
@@ -236,9 +240,7 @@ def _stream(
     """Return the parts of the IPC stream of one batch, if it can be written and read back."""
     schema = batch.schema
     try:
-        message = schema.serialize().to_pybytes()
-        if message not in _plain_schemas:
-            _check_schema(slot, schema, message)
+        message, is_plain = _message(slot, schema)
         # Before the append is answered: offsets that point outside their buffer would be written
         # without complaint, and crash whoever reads them, at the latest the sealer. Looking at each
         # takes as long as all the rest; of a trusted batch it is the buffers' ends alone.
@@ -247,7 +249,7 @@ def _stream(
             empty_batch(schema)  # what is read back where no row is stored
         if damaged_slots:
             batch = _noting(batch, damaged_slots)
-        elif message in _plain_schemas:
+        elif is_plain:
             # The same bytes as from a stream writer, in half the time and half the memory.
             return [message, batch.serialize(), _END_OF_STREAM]
         sink = pa.BufferOutputStream()
@@ -256,6 +258,25 @@ def _stream(
         return [sink.getvalue()]
     except (pa.ArrowException, OSError, TypeError, ValueError) as error:
         raise _unwritable(f"slot {slot!r}", error) from error
+
+
+def _message(slot: str, schema: pa.Schema) -> tuple[bytes, bool]:
+    """Return the message of a schema that can be stored, and whether it has no dictionaries."""
+    last = _last_schemas.get(slot)
+    # With its metadata, down to fields of fields: what is equal then may only have keys in another
+    # order.
+    if last is not None and schema.equals(last[0], check_metadata=True):
+        return last[1], True
+    message = schema.serialize().to_pybytes()
+    if message not in _plain_schemas:
+        _check_schema(slot, schema, message)
+    is_plain = message in _plain_schemas
+    # Types of users are compared by their own code, which may find equal what is not.
+    if is_plain and not any(has_extension(kind) for kind in schema.types):
+        if len(_last_schemas) >= PLAIN_SCHEMAS_MAX:
+            _last_schemas.clear()
+        _last_schemas[slot] = schema, message
+    return message, is_plain
 
 
 def _check_schema(slot: str, schema: pa.Schema, message: bytes) -> None:
@@ -355,6 +376,8 @@ def is_large(payloads: Payloads) -> bool:
 
 def is_large_data(data: BundleData) -> bool:
     """Whether putting record batches together would make an event loop stand still."""
+    if isinstance(data, pa.RecordBatch) and data.get_total_buffer_size() <= LARGE_BYTES:
+        return False
     batches = data.values() if isinstance(data, Mapping) else (data,)
     rows = [one for one in batches if isinstance(one, pa.RecordBatch | pa.Table)]
     # What their buffers hold is known at once. What they themselves have may be less, if they are
