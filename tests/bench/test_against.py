@@ -52,6 +52,17 @@ def test_a_figure_is_missed_only_if_every_round_lies_below() -> None:
     assert report(found, 0.95)["missed"] == ["deliver_mb_s"]
 
 
+def test_large_groups_of_the_disk_are_compared_and_yardsticks_never_missed() -> None:
+    slower = {"append_vs_disk_of_64": 1.0, "append_vs_disk": 1.0}
+    yardsticks = {"disk_mb_s": 1.0, "threads_disk_cpu_us": 9.0, "threads_generator_cpu_us": 9.0}
+    after = [Measured({"append": {**slower, **yardsticks}}, {"append": 1.0})]
+    faster = {"disk_mb_s": 9.0, "threads_disk_cpu_us": 1.0, "threads_generator_cpu_us": 1.0}
+    before = [Measured({"append": {**dict.fromkeys(slower, 9.0), **faster}}, {"append": 1.0})]
+    found: Any = report({"before": before, "after": after, "control": before}, 0.95)
+    assert found["missed"] == ["append_vs_disk_of_64", "append_vs_disk"]
+    assert set(found["ratios"]) == {*slower, *yardsticks}
+
+
 def test_what_only_this_checkout_can_measure_is_named_and_not_compared() -> None:
     lacking = [Measured(failed={"deliver": "no such thing"})]
     found = {"before": lacking, "after": rounds(1.0), "control": lacking}
