@@ -355,11 +355,11 @@ def test_a_number_is_an_address_also_where_this_machine_has_no_other_of_its_kind
     """As glibc does with `::1` where all other addresses are of IPv4, and the other way round."""
 
     async def addresses(
-        _: object, host: str, port: int, *, type: int = 0, flags: int = 0, **__: object
+        _: object, host: str, port: int, *, flags: int = 0, **__: object
     ) -> list[Any]:
         if flags & socket.AI_ADDRCONFIG:
             raise socket.gaierror(socket.EAI_ADDRFAMILY, "no such family here")
-        return socket.getaddrinfo(host, port, type=cast(socket.SocketKind, type), flags=flags)
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
     found, named = send_all(
