@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -162,6 +164,35 @@ def test_workers_end_with_their_parent(tmp_path: Path) -> None:
     pids = [int(word) for word in ran.stdout.split()]
     assert len(pids) == 2, ran.stderr
     until(lambda: not any(is_there(pid) for pid in pids), "their end")
+
+
+class Hungry:
+    """Takes the same memory for each task, and says how many new pages that was."""
+
+    def __init__(self, given: Any) -> None:
+        pass
+
+    def take(self, task: Any, alive: Alive, *, again: bool) -> Finish:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [bytes(1_000_000).replace(b"\0", b"x") for _ in range(task)]
+        taken = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        blocks.clear()
+        return lambda: taken
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has its own ways")
+def test_freed_memory_is_kept_for_the_next_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to `KEPT_BYTES`; each page that is new has to be cleared by the system first."""
+    blocks = workers.KEPT_BYTES // 4 // 1_000_000
+    pages = blocks * 1_000_000 // resource.getpagesize()
+    with forked(monkeypatch, Hungry) as pool:
+        pool.begin(())
+        taken = [pool.result(ticket) for ticket in [pool.submit(blocks) for _ in range(8)]]
+    assert min(taken) < pages / 10
+    assert sum(taken) < 4 * pages, "two workers, and each took new pages more than once or twice"
 
 
 def test_beside_threads_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
