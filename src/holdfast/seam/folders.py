@@ -344,10 +344,14 @@ class Folder:
             return known
         above, name = self._split(path[:-1])
         parent = self._folder(above, make=make)
-        if make:
+        try:
+            descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+        except FileNotFoundError:
+            if not make:
+                raise
             with suppress(FileExistsError):
                 os.mkdir(name, 0o755, dir_fd=parent)
-        descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
+            descriptor = os.open(name, _FOLDER_FLAGS, dir_fd=parent)
         self._open[path] = descriptor
         while len(self._open) > OPEN_FOLDERS_MAX:
             _, oldest = self._open.popitem(last=False)

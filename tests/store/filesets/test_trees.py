@@ -116,6 +116,39 @@ def age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.store.filesets.previous_tree.RACY_NS", -(10**18))
 
 
+def test_each_folder_is_made_once(
+    store: Store, job: Job, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not by each thread that writes into it, and once more at the end."""
+    files = FileSet(store, [put_tree(store, job, folder).layer])
+    made: list[str] = []
+    mkdir = os.mkdir
+
+    def counted(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        made.append(str(path))
+        mkdir(path, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", counted)
+    extract(files, tmp_path / "restored")
+    monkeypatch.undo()
+    folders = [path.name for path in folder.rglob("*") if path.is_dir()]
+    assert sorted(made) == sorted([str(tmp_path / "restored"), *folders])
+    assert look(tmp_path / "restored") == look(folder)
+
+
+def test_what_stands_where_a_folder_is_to_be_is_said_after_the_rest_was_restored(
+    store: Store, job: Job, folder: Path, tmp_path: Path
+) -> None:
+    files = FileSet(store, [put_tree(store, job, folder).layer])
+    target = tmp_path / "restored"
+    target.mkdir()
+    (target / "empty").write_bytes(b"mine")
+    with pytest.raises(BadInput, match="something is there already"):
+        extract(files, target)
+    assert (target / "empty").read_bytes() == b"mine"
+    assert (target / "ü/日本").read_bytes() == b"names"
+
+
 def test_only_what_changed_is_read_again(
     store: Store, job: Job, commits: Commits, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ from holdfast.errors import (
 from holdfast.seam.folders import Dress, Folder, Undone, new_folder, partial_prefix
 from holdfast.seam.owners import group_number, is_root, user_number
 from holdfast.seam.workers import Alive, Finish, WorkerPool
-from holdfast.store.chunks.settings import StoreSettings
+from holdfast.store.chunks.settings import CHUNK_BYTES_MAX, StoreSettings
 from holdfast.store.filesets import fileset_pb2 as pb
 from holdfast.store.filesets.cursor import LostRange
 from holdfast.store.filesets.entry import message_of
@@ -223,6 +223,8 @@ class _Extraction:
         # The first restored name of files that have several, and the others.
         self._first_names: dict[tuple[str, bytes], str] = {}
         self._other_names: list[tuple[FileInfo, str]] = []
+        # Folders that could not be made when they were met.
+        self._unmade: list[FileInfo] = []
         # What another worker wrote that died is newer than this. It is replaced, if it is nothing
         # but the beginning of what is restored: a file of the user's may be as new.
         self._written_since_ns: int | None = None
@@ -346,6 +348,7 @@ class _Extraction:
         for file in listed:
             if file.is_folder:
                 folders.append(file)
+                self._make_early(file)
                 continue
             if file.is_link:
                 links.append(file)
@@ -466,9 +469,16 @@ class _Extraction:
             self._root.remove(path)
         return self._root.link(path, target, self._dress(link))
 
+    def _make_early(self, folder: FileInfo) -> None:
+        """Make a folder once, before several threads or workers try to, each for its own files."""
+        try:
+            self._root.make_folder(self._inner(folder))
+        except OSError:
+            self._unmade.append(folder)  # what can be restored is, before this is an error
+
     def _finish(self, folders: list[FileInfo]) -> None:
-        """Make folders, also empty ones, and then dress them, inner ones first."""
-        for folder in folders:
+        """Dress all folders, inner ones first."""
+        for folder in self._unmade:
             self._root.make_folder(self._inner(folder))
         # Sorted paths list a folder before what is in it, so backwards is from the inside out.
         for folder in reversed(folders):
@@ -526,8 +536,11 @@ class RangeRestorer:
 
     def __init__(self, given: tuple[Any, ...]) -> None:
         url, target, below, how, self._since_ns = given
-        # One thread does all: what is fetched ahead of it would be fetched on its core.
-        self._store = Store.open_objects(url, settings=StoreSettings(prefetch_bytes=0))
+        # One thread does all: what is fetched ahead of it would be fetched on its core. Files that
+        # share a chunk are neighbours, so the largest one is as much as need be remembered; memory
+        # that is used again is cheaper than memory that is new.
+        settings = StoreSettings(prefetch_bytes=0, cache_bytes=CHUNK_BYTES_MAX)
+        self._store = Store.open_objects(url, settings=settings)
         self._keys: dict[ChunkHash, ChunkKey] = {}
         self._root = Folder(target)
         files = FileSet(self._store, (), keys=self._keys)
