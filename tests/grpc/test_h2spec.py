@@ -31,6 +31,8 @@ KNOWN = (
     # Data behind the end of a stream that is over: the stream is forgotten, and its data too, up to
     # `max_unread_bytes`, as RFC 9113 allows for streams that were reset.
     "closed: Sends a DATA frame",
+    # The same, on a machine so busy that the answer has left before that data came.
+    'Sends a DATA frame on the stream that is not in "open"',
     # gRPC's own framing says where a message ends, and no client sends the header.
     'Sends a HEADERS frame with the "content-length" header field',
 )
