@@ -197,6 +197,17 @@ def test_live_sends_what_changes(console: RunningConsole) -> None:
         until(lambda: stream() != "", "room for one more page")
 
 
+def test_right_after_a_start_everything_is_there(tmp_path: Path) -> None:
+    """The console is there before the destinations are, and looks at once."""
+    nodes = {
+        "lineage": receiver("buffer"),
+        "buffer": {"kind": "processor", "type": "quiver", "to": ["archive"]},
+        "archive": {"kind": "exporter", "type": "files", "config": {"directory": "archive"}},
+    }
+    with RunningConsole(tmp_path, nodes) as running:
+        assert running.get("/api/destinations/archive").status == 200
+
+
 def test_an_hour_is_kept_and_no_more() -> None:
     history = History()
     for step in range(POINTS_MAX + 5):

@@ -145,6 +145,8 @@ class GatewaySnapshot:
 
     is_ready: bool
     reasons: tuple[str, ...]
+    # Whether some of it is not there yet.
+    is_starting: bool
     workers: int
     # Of the worker that runs shortest.
     uptime_s: float
@@ -187,6 +189,7 @@ def snapshot_of(status: Mapping[str, Any]) -> GatewaySnapshot:
     return GatewaySnapshot(
         is_ready=status["ready"],
         reasons=tuple(status["reasons"]),
+        is_starting=any(one["state"] in ("new", "replaying") for one in workers),
         workers=len(workers),
         uptime_s=min((one["uptime_s"] for one in workers), default=0.0),
         receivers=_receivers(workers),

@@ -102,7 +102,12 @@ class ConsoleView:
         """Return how the gateway is, at most `LIVE_S` ago."""
         async with self._asking:
             newest = self._samples[-1] if self._samples else None
-            if newest is not None and time.monotonic() - newest.at_s < LIVE_S:
+            # Never a picture of a start: once that is over, destinations would be missing in it.
+            if (
+                newest is not None
+                and not newest.snapshot.is_starting
+                and time.monotonic() - newest.at_s < LIVE_S
+            ):
                 return newest.snapshot
             status = await self.ask("status")
             if "workers" in status and not status["workers"]:
