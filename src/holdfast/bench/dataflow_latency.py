@@ -40,8 +40,9 @@ def measure_latency(
         progress(f"latency: {EVENTS_PER_S:,} events/s for {scale.latency_s:.0f} s")
         lab, sink = Lab(session, stores), folder / "results"
         quiver = stores.quivers[EMPTY]
-        # The columns are known by the first rows.
+        # The columns are known by the first rows that are sealed.
         sent = _send(quiver, 0.0)
+        quiver.flush()
         run, _ = lab.made(lab.begin(EMPTY).filter("value >= 0").sink(files=str(sink)))
         with run:
             run.start()

@@ -98,7 +98,10 @@ def run_benchmark(
         if filesystem(folder) in IN_MEMORY:
             progress("this filesystem lives in memory: syncs cost nothing here")
         for measure in benchmark.sections:
-            measure(folder, scale, figures, progress)
+            # Its own: what one section leaves is not there for the next.
+            place = folder / section_name(measure.__name__)
+            place.mkdir()
+            measure(place, scale, figures, progress)
     return figures.result(name, quick=quick, machine=machine, bars=benchmark.bars)
 
 
