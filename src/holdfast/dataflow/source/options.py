@@ -133,8 +133,8 @@ class SourceOptions(Settings):
     max_bytes: SizeBytes = 256 * 1024 * 1024
     """Stored bytes of one batch, unless one bundle has more."""
 
-    partition_bytes: SizeBytes = 32 * 1024 * 1024
-    """Stored bytes that one task reads, at least one segment."""
+    partition_bytes: SizeBytes = 128 * 1024 * 1024
+    """Stored bytes that one task reads: at least one segment, and no more than a core's share."""
 
     wait_while: str = ""
     """A file: while it is there nothing new is planned, because too much waits further down."""

@@ -6,6 +6,7 @@ rejected_judge.py and rejected_stage.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -76,12 +77,19 @@ class SourcePartition(InputPartition):
 
 
 def split(pieces: list[SegmentPiece], partition_bytes: int) -> list[tuple[SegmentPiece, ...]]:
-    """Return the pieces in groups of about so many bytes, in order."""
+    """Return the pieces in groups of at most so many bytes, in order, a piece at least in each.
+
+    A task costs Spark some 50 ms of CPU whatever it reads, so they are large; but where there is
+    little to read, every core of this machine has some of it.
+    """
+    cores = os.cpu_count() or 1
+    fair_bytes = -(-sum(piece.size_bytes for piece in pieces) // cores)
+    most_bytes = min(partition_bytes, fair_bytes)
     groups: list[tuple[SegmentPiece, ...]] = []
     group: list[SegmentPiece] = []
     size_bytes = 0
     for piece in pieces:
-        if group and size_bytes + piece.size_bytes > partition_bytes:
+        if group and size_bytes + piece.size_bytes > most_bytes:
             groups.append(tuple(group))
             group, size_bytes = [], 0
         group.append(piece)

@@ -109,8 +109,8 @@ class SourceSettings(FileSettings):
     """Names and types (`key string, number bigint`), where nothing can be looked up yet."""
     read_limit: ReadLimit = ReadLimit()
     """How much one batch may be."""
-    task_bytes: SizeBytes = 32 * 1024 * 1024
-    """Stored bytes that one task reads, at least one segment."""
+    task_bytes: SizeBytes = 128 * 1024 * 1024
+    """Stored bytes that one task reads: at least one segment, and no more than a core's share."""
     start: Literal["oldest", "latest"] | AwareDatetime = "oldest"
     """Where a pipeline that is new begins."""
     since: AwareDatetime | None = None
