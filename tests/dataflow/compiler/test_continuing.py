@@ -16,8 +16,8 @@ from holdfast.dataflow.compiler.continuation import (
     record_of,
     recorded_plan,
 )
-from holdfast.dataflow.compiler.cuts import APART
-from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan
+from holdfast.dataflow.compiler.cuts import APART, REJECTS, USED_TWICE
+from holdfast.dataflow.compiler.plan import PARTITIONS_MIN, Output, Plan, make_plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, read_record, write_record
 from holdfast.dataflow.driver.run import with_partitions
 from holdfast.dataflow.source.checkpoint import Offset
@@ -47,6 +47,11 @@ def refused(recorded: RecordedPlan, *edges: Any, **kinds: Any) -> str:
         after(recorded, *edges, **kinds)
     assert "holdfast dataflow drain FILE p --close" in refused.value.hint
     return refused.value.message
+
+
+def cuts_of(plan: Plan) -> list[tuple[str, str, str]]:
+    edges = plan.pipeline.edges
+    return [(edges[n].source, edges[n].target, reason) for n, reason in plan.cuts]
 
 
 # ------------------------------------------------------------------ what must run
@@ -97,6 +102,30 @@ def test_a_new_reduce_gets_a_query_of_its_own() -> None:
     # And keeps it.
     again = continued("p", pipeline(*TWO_EDGES, **TWO), record_of(plan), STATE)
     assert [q.name for q in again.queries] == ["ev", "rb"]
+
+
+def test_a_new_reduce_far_behind_a_function_leaves_the_query_whole() -> None:
+    """Its own edge is cut: that behind the function would take a source and a sink elsewhere."""
+    kinds: dict[str, Any] = {"a": EVENTS, "b": MORE, "f": "python", "m": "map", "z": "sink"}
+    edges = ("a -> f", "f -> m", "b -> m", "m -> z")
+    recorded = begun(pipeline(*edges, **kinds))
+    plan = after(recorded, *edges, "m -> r", "r -> y", **kinds, r=TENS, y="sink")
+    assert [(q.name, set(q.vertices)) for q in plan.queries] == [("a", {*kinds}), ("r", {"r", "y"})]
+    assert cuts_of(plan) == [("m", "r", APART)]
+    # And that is how it goes on; a file that begins so is cut as early as can be.
+    assert cuts_of(continued("p", plan.pipeline, record_of(plan), STATE)) == cuts_of(plan)
+    assert cuts_of(make_plan("p", plan.pipeline)) == [("f", "m", REJECTS)]
+
+
+def test_a_new_reduce_behind_results_used_twice_leaves_the_query_whole() -> None:
+    kinds: dict[str, Any] = {"a": EVENTS, "b": MORE, "r": TENS, "m": "map"}
+    kinds |= {"y": "sink", "z": "sink"}
+    edges = ("a -> r", "r -> m", "b -> m", "m -> z", "r -> y")
+    recorded = begun(pipeline(*edges, **kinds))
+    plan = after(recorded, *edges, "m -> r2", "r2 -> x", **kinds, r2=MINUTES, x="sink")
+    assert [set(q.vertices) for q in plan.queries] == [{*kinds}, {"r2", "x"}]
+    assert plan.queries[0].operators == ("r",)
+    assert cuts_of(plan) == [("m", "r2", USED_TWICE)]
 
 
 def test_a_new_source_for_two_queries_joins_neither() -> None:

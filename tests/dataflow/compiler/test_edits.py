@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.dataflow.compiler.numbering import numbered
 from tests.dataflow.spec.pipelines import KINDS, pipelines
 
 from holdfast.dataflow.compiler.continuation import continued, record_of
-from holdfast.dataflow.compiler.plan import Plan
+from holdfast.dataflow.compiler.plan import Plan, Query
 from holdfast.dataflow.compiler.recorded import RecordedPlan
 from holdfast.dataflow.spec import PipelineSettings
 from holdfast.dataflow.spec.vertices import VertexSettings
@@ -62,7 +63,8 @@ class Edits(RuleBasedStateMachine):
         # By query: who has the state of each number; by identity: who wrote under it.
         self.states: dict[str, list[int]] = {}
         self.written: dict[str, int] = {}
-        self.read_by: dict[int, str] = {}
+        # By identity: its query. None of the edits here is a reason to move it to another.
+        self.homes: dict[int, str] = {}
 
     @initialize(one=pipelines())
     def write(self, one: PipelineSettings) -> None:
@@ -175,9 +177,9 @@ class Edits(RuleBasedStateMachine):
             assert set(state) == set(known)
             self.states[query.name] = state
             for name in query.vertices:
-                if self.plan.pipeline.vertices[name].source is not None:
-                    who = self.who[self.plan.name_of(name)]
-                    assert self.read_by.setdefault(who, query.name) == query.name
+                who = self.who[self.plan.name_of(name)]
+                assert self.homes.setdefault(who, query.name) == query.name
+            assert not list(self._rejecting(query))
         assert self.states.keys() == {query.name for query in self.plan.queries}
 
     # ------------------------------------------------------------------ helping
@@ -197,6 +199,17 @@ class Edits(RuleBasedStateMachine):
             assert before <= {output for query in plan.queries for output in query.writes}
         self.plan, self.recorded = plan, record_of(plan)
         self.vertices, self.edges, self.who = vertices, edges, who
+
+    def _rejecting(self, query: Query) -> Iterator[str]:
+        """Yield functions that may reject rows, with a reduce behind them in their own query."""
+        assert self.plan is not None
+        cut, pipeline = {one.edge for one in self.plan.cuts}, self.plan.pipeline
+        kept = [edge for number, edge in enumerate(pipeline.edges) if number not in cut]
+        within = pipeline.model_copy(update={"edges": kept})
+        for name in query.vertices:
+            leads_on = any(pipeline.vertices[one].reduce for one in within.behind(name))
+            if leads_on and pipeline.vertices[name].sets_aside:
+                yield name
 
     def _planned(self, vertices: dict[str, Any], edges: list[dict[str, Any]]) -> Plan:
         one = PipelineSettings.model_validate({"vertices": vertices, "edges": edges})

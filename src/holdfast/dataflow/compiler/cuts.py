@@ -50,7 +50,7 @@ def find_cuts(
     for index, edge in enumerate(pipeline.edges):
         if edge.durable:
             reasons[index] = ASKED
-    for index in _rejecting(pipeline):
+    for index in _rejecting(pipeline, homes or {}):
         reasons.setdefault(index, REJECTS)
     for index in _used_twice(pipeline, set(reasons), homes or {}):
         reasons[index] = USED_TWICE
@@ -82,7 +82,7 @@ def reduces_behind(pipeline: PipelineSettings, edge: PipelineEdge) -> bool:
     return any(pipeline.vertices[name].reduce is not None for name in reached)
 
 
-def _rejecting(pipeline: PipelineSettings) -> list[int]:
+def _rejecting(pipeline: PipelineSettings, homes: Mapping[str, str]) -> list[int]:
     """Return the edges behind a function that may reject rows, with a reduce further on."""
     return [
         index
@@ -90,7 +90,21 @@ def _rejecting(pipeline: PipelineSettings) -> list[int]:
         if edge.port != LATE
         and pipeline.vertices[edge.vertex].sets_aside
         and reduces_behind(pipeline, edge)
+        and not _is_cut_behind(pipeline, edge, homes)
     ]
+
+
+def _is_cut_behind(
+    pipeline: PipelineSettings, edge: PipelineEdge, homes: Mapping[str, str]
+) -> bool:
+    """Whether an edge is of a query that has begun, and all reduces behind it are of others.
+
+    Then there is a cut on every way to them, where it leaves the query (`_apart`). One here as well
+    would take the query apart: its sources, its sinks and rows in its lane would lose their places.
+    """
+    home = homes.get(edge.vertex)
+    is_within = home is not None and homes.get(edge.target) == home
+    return is_within and not _in_one_query(pipeline, edge, homes)
 
 
 def _used_twice(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, str]) -> list[int]:
@@ -117,6 +131,7 @@ def _used_twice(pipeline: PipelineSettings, cut: set[int], homes: Mapping[str, s
                 and edge.port == MAIN
                 and index not in cut
                 and reduces_behind(pipeline, edge)
+                and not _is_cut_behind(pipeline, edge, homes)
                 and not _in_one_query(pipeline, edge, homes)
             ]
     return found
