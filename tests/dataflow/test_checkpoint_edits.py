@@ -137,6 +137,35 @@ def test_rows_between_queries_that_are_gone_are_not_left_behind(tmp_path: Path) 
     assert left(tmp_path, lane=True) == ["1 rows of m wait for a query that was removed"]
 
 
+@pytest.mark.parametrize("edit", ["moved", "removed"])
+def test_rows_that_wait_for_a_vertex_are_not_left_behind_when_its_query_no_longer_reads_them(
+    tmp_path: Path, edit: str
+) -> None:
+    """A vertex in another query reads under another name, and begins with what comes from then."""
+    durable = {"from": "a", "to": "v", "durable": True}
+    kinds = {"a": "source", "b": {"source": {"quiver": "r"}}, "f": "map", "v": "map"}
+    kinds |= {"z": "sink", "y": "sink"}
+    edges = (durable, {**durable, "to": "y"}, "b -> f", "f -> v", "v -> z")
+    recorded = record_of(continued("p", pipeline(*edges, **kinds), None, tmp_path))
+    places = Places(tmp_path, tmp_path)
+    now = {
+        "moved": (*edges[:3], {"from": "f", "to": "v", "durable": True}, edges[4]),
+        "removed": edges[1:],
+    }
+    same, plan = (
+        continued("p", pipeline(*lines, **kinds), recorded, tmp_path)
+        for lines in (edges, now[edit])
+    )
+    assert plan.query_of("v").name == {"moved": "v", "removed": "b"}[edit]
+    put(tmp_path / "buffers" / "a", "p.y.a")
+    assert list(leftovers(plan, recorded, places)) == [], "they wait for another query"
+    put(tmp_path / "buffers" / "a", "p.b.a")
+    (left,) = leftovers(plan, recorded, places)
+    whose = {"moved": "v in b", "removed": "b"}[edit]
+    assert left.startswith(f"2 rows of a wait for {whose}, which would no longer read them: ")
+    assert list(leftovers(same, recorded, places)) == []
+
+
 def test_a_batch_that_was_begun_is_finished_by_the_same_sources(tmp_path: Path) -> None:
     kinds = {"ev": "source", "aa": {"source": {"quiver": "r"}}, "z": "sink"}
     edges = ("ev -> z", "aa -> z")

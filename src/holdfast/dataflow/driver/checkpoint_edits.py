@@ -16,9 +16,10 @@ is links to them. A note says that there is one until the plan file has it, too.
 Hadoop keeps sums beside files on local disks. One that is gone is not compared; so it goes first.
 
 First it is checked that no rows would be left behind (`leftovers`). A retry lane that was taken
-away may have rows in it, and so may a quiver between two queries that are one now, or gone. They
-are looked at before anything starts: rows are never left behind without a word. A batch that was
-begun is finished by the same sinks and the same sources.
+away may have rows in it, and so may a quiver between two queries that are one now, or gone. So may
+one that is still there, for a vertex that would be in another query: it reads under another name
+then, and begins with what comes. They are looked at before anything starts: rows are never left
+behind without a word. A batch that was begun is finished by the same sinks and the same sources.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.dataflow.base.durable_file import replace_durably, sync_folder
-from holdfast.dataflow.compiler.places import SINK_CONFIG, Places
+from holdfast.dataflow.compiler.places import SINK_CONFIG, Places, subscriber
 from holdfast.dataflow.compiler.plan import Output, Plan
 from holdfast.dataflow.compiler.recorded import RecordedPlan, RecordedQuery
 from holdfast.dataflow.source.checkpoint import Checkpoint
@@ -159,7 +160,32 @@ def leftovers(plan: Plan, recorded: RecordedPlan, places: Places) -> Iterator[st
         for output in query.writes:
             if output not in written and (rows := _unread(_buffer(places, output))):
                 yield f"{rows} rows of {output} wait for a query that was removed"
+        for output in query.reads:
+            if output in written:
+                yield from _unread_by(plan, recorded, query, output, places)
         yield from _unfinished(plan, query, folder)
+
+
+def _unread_by(
+    plan: Plan, recorded: RecordedPlan, query: RecordedQuery, output: str, places: Places
+) -> Iterator[str]:
+    """Yield the rows of a quiver between two queries that a reader of it would no longer read."""
+    targets = {target for source, target in recorded.edges if source == output}
+    moved = [
+        plan.name_of(name)
+        for name in query.vertices
+        if name in targets & plan.pipeline.vertices.keys()
+        and plan.query_of(name).name != query.name
+    ]
+    now = next((one for one in plan.queries if one.name == query.name), None)
+    if not moved and now is not None and output in map(str, now.reads):
+        return
+    if rows := _unread(_buffer(places, output), subscriber(plan.name, f"{query.name}.{output}")):
+        whose = f"{', '.join(moved)} in {query.name}" if moved else query.name
+        yield (
+            f"{rows} rows of {output} wait for {whose}, which would no longer read them: "
+            "run it once with the file as it was"
+        )
 
 
 def _unfinished(plan: Plan, query: RecordedQuery, folder: Path) -> Iterator[str]:
@@ -193,10 +219,11 @@ def _buffer(places: Places, output: str) -> Path:
     return places.buffer(Output(vertex, port))
 
 
-def _unread(folder: Path) -> int:
-    """Return how many rows of a quiver nobody has read yet."""
+def _unread(folder: Path, reader: str | None = None) -> int:
+    """Return how many rows of a quiver wait for one of its readers, or for the slowest of all."""
     if not folder.exists():
         return 0
     with Quiver.open(folder, SINK_CONFIG) as quiver:
-        pending = [quiver.balance(name).pending.events for name in quiver.subscribers()]
+        readers = [name for name in quiver.subscribers() if reader in (None, name)]
+        pending = [quiver.balance(name).pending.events for name in readers]
         return max(pending, default=0)
