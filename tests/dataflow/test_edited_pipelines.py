@@ -10,6 +10,7 @@ import os
 import random
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -61,7 +62,7 @@ def files(name: str) -> dict[str, Any]:
     return {"sink": {"files": f"out/{name}"}}
 
 
-def settings_of(vertices: dict[str, Any], edges: list[str], **more: Any) -> PipelineSettings:
+def settings_of(vertices: dict[str, Any], edges: Sequence[Any], **more: Any) -> PipelineSettings:
     """Return a pipeline in which nothing closes a window but the end."""
     watermark = {"max_delay": "1h", "idle_after": "1h"}
     given = {"watermark": watermark, "shuffle_partitions": 1, **more}
@@ -196,6 +197,56 @@ def test_a_use_of_results_that_another_reduce_reads_begins_with_all_of_them(
     drain(spark, tmp_path, settings_of(vertices, ["ra -> rc", "rc -> c", *edges]), close=True)
     for name, length_s in {"ra": 10, "rb": 60, "rc": 30}.items():
         assert results(tmp_path / "out" / name) == windowed(list(range(70)), length_s), name
+
+
+def is_row(row: dict[str, Any]) -> bool:
+    """Take every row: a function that might reject some."""
+    return "number" in row
+
+
+def test_a_reduce_far_behind_a_function_leaves_the_query_before_it_whole(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It was cut behind the function, which took the source and the sink there elsewhere."""
+    vertices = {
+        "a": source("q"), "b": source("more"), "f": {"filter": {"python": is_row}},
+        "m": {"filter": "number >= 0"}, "z": files("z"),
+    }  # fmt: skip
+    edges = ["a -> f", "f -> m", "b -> m", "m -> z"]
+    append(tmp_path / "q", range(25))
+    append(tmp_path / "more", range(100, 110))
+    drain(spark, tmp_path, settings_of(vertices, edges))
+    append(tmp_path / "q", range(25, 70))
+    append(tmp_path / "more", range(110, 120))
+    vertices |= {"r": windows(10), "y": files("y")}
+    edited = settings_of(vertices, [*edges, "m -> r", "r -> y"])
+    run = drain(spark, tmp_path, edited, close=True)
+    assert [set(query.vertices) for query in run.plan.queries] == [{*"abfmz"}, {*"ry"}]
+    everything = Counter(("abc"[n % 3], n) for n in (*range(70), *range(100, 120)))
+    assert results(tmp_path / "out" / "z") == everything
+    assert results(tmp_path / "out" / "y") == windowed([*range(25, 70), *range(110, 120)], 10)
+
+
+def test_a_vertex_that_reads_between_queries_may_move_when_all_is_read(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It reads under another name from then on: what it has not read is refused before."""
+    vertices = {
+        "a": source("q"), "b": source("more"), "f": {"filter": "number >= 0"},
+        "v": {"filter": "number >= 0"}, "z": files("z"), "y": files("y"),
+    }  # fmt: skip
+    between = {"from": "a", "to": "v", "durable": True}
+    edges: list[Any] = [between, "a -> y", "b -> f", "f -> v", "v -> z"]
+    append(tmp_path / "q", range(25))
+    append(tmp_path / "more", range(100, 110))
+    drain(spark, tmp_path, settings_of(vertices, edges))
+    append(tmp_path / "q", range(25, 70))
+    append(tmp_path / "more", range(110, 120))
+    edges[3] = {"from": "f", "to": "v", "durable": True}
+    run = drain(spark, tmp_path, settings_of(vertices, edges))
+    assert [query.vertices for query in run.plan.queries] == [("a", "y"), ("b", "f"), ("v", "z")]
+    everything = Counter(("abc"[n % 3], n) for n in (*range(70), *range(100, 120)))
+    assert results(tmp_path / "out" / "z") == everything
 
 
 # ------------------------------------------------------------------------ random
