@@ -255,6 +255,15 @@ def test_reduces_of_one_query_are_not_taken_apart() -> None:
     assert "ra, rb have their state in one query" in refused(recorded, *edges, **TWO)
 
 
+def test_a_function_is_not_put_before_a_reduce_of_its_own_query() -> None:
+    """In one plan it would be called once for either way; and a cut takes the query apart."""
+    kinds: dict[str, Any] = {"a": EVENTS, "f": "python", "m": "map", "z": "sink"}
+    kinds |= {"r": TENS, "y": "sink"}
+    edges = ("a -> r", "r -> y", "a -> f", "f -> m", "m -> z")
+    recorded = begun(pipeline(*edges, **kinds))
+    assert "a is read by another query" in refused(recorded, *edges, "m -> r", **kinds)
+
+
 # ------------------------------------------------------------------- on the disk
 
 

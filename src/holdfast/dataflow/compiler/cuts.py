@@ -16,6 +16,10 @@ subscriber. So an edge is cut for one of five reasons only:
 - the pipeline has run, and the two ends are of different queries, or would be: a query that has a
   checkpoint can take up sources and sinks, but neither another reduce nor another query.
 
+The second reason cuts right behind the function, and the third right behind the state. Not within a
+query that has begun if the reduce is of another one: then the fifth cuts further on, where the way
+leaves that query, and is enough. A cut within would take the query apart.
+
 The fourth kind is found by looking at the graph of queries: it must have no circle. Within one,
 edges that lead from earlier to later stages are cut, and those that turn out not to be needed are
 mended again.
@@ -100,7 +104,8 @@ def _is_cut_behind(
     """Whether an edge is of a query that has begun, and all reduces behind it are of others.
 
     Then there is a cut on every way to them, where it leaves the query (`_apart`). One here as well
-    would take the query apart: its sources, its sinks and rows in its lane would lose their places.
+    would take the query apart: what is behind it would read and write under another name, and a
+    source there would have to be refused.
     """
     home = homes.get(edge.vertex)
     is_within = home is not None and homes.get(edge.target) == home
