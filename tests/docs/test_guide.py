@@ -20,7 +20,7 @@ GUIDES = sorted(p for p in (ROOT / "docs" / "guide").glob("*.md") if p.name != "
 # test_telemetry_queries_guide.py and tests/console/test_pages.py run their snippets.
 WITH_A_GATEWAY = {"console.md", "openlineage.md", "extend.md", "telemetry-queries.md"}
 # Only YAML, which test_blocks.py validates.
-WITHOUT_PYTHON = {"archive.md"}
+WITHOUT_PYTHON: set[str] = set()
 _SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 _OPTION = re.compile(
     r"`(append|wal|segment|producers|transactions|ledger|retention)\.(\w+)(?:`| =)"

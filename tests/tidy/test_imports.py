@@ -190,7 +190,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "seam": (
         {"bucket", "clock", "disk", "holder", "names", "owners", "points", "process", "randomness"},
-        {"faulty", "folders", "rate", "simulated", "workers"},
+        {"bucket_disk", "faulty", "folder_bucket", "folders", "rate", "simulated", "workers"},
         {"__init__"},
     ),
     "signals": (

@@ -14,10 +14,13 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from holdfast.bucket_url import is_bucket
 from holdfast.errors import BadInput
 from holdfast.quiver.base.config import (
     MB,
+    UPLOADS_MAX,
     AppendConfig,
+    ArchiveConfig,
     QuiverConfig,
     RetentionConfig,
     SegmentConfig,
@@ -25,6 +28,7 @@ from holdfast.quiver.base.config import (
 )
 from holdfast.quiver.engine.engine import check_caps
 from holdfast.settings import DurationS, FileSettings, LocalPath, Settings, SizeBytes
+from holdfast.settings.buckets import BucketSettings
 
 # What one request may bring, whatever the size of a segment, if there is room for sixteen of them:
 # the 64 MB that OTLP recommends, and what is stored beside them.
@@ -72,6 +76,48 @@ class AppendSettings(_QuiverSection):
         return AppendConfig(max_pending_bytes=self.max_pending, timeout_s=self.timeout)
 
 
+class ArchiveSettings(_QuiverSection):
+    """A bucket or a folder that keeps segments when they go from here."""
+
+    url: str
+    """`s3://bucket/prefix`, `gs://…`, `az://…`, `abfss://…`, or a folder as `file:///path` or as an
+    absolute path. Several quivers may share it."""
+    bucket: BucketSettings | None = None
+    """How a bucket is reached, where the environment does not say it."""
+    uploads: int = Field(default=2, ge=1, le=UPLOADS_MAX)
+    """Segments that each worker has on their way at once. Each may take 24 MB of memory."""
+    retry_min: DurationS = 1.0
+    """The pause after a failure. It doubles with each further one."""
+    retry_max: DurationS = 60.0
+    """The longest pause."""
+    on_full: Literal["block", "remove"] = "block"
+    """At the size cap: keep what is not in the archive yet and refuse what comes in, or remove it
+    all the same, as if there was no archive. What goes like this is counted and logged."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_place(self) -> Self:
+        if self.bucket is not None and not is_bucket(self.url):
+            raise ValueError(f"`bucket` is for buckets, and {self.url!r} is a folder")
+        if not is_bucket(self.url) and not self.url.startswith(("/", "file:///")):
+            raise ValueError(f"the folder {self.url!r} has to be written with its whole path")
+        return self
+
+    def as_config(self) -> ArchiveConfig:
+        """Return it as the quiver takes it."""
+        bucket = self.bucket or BucketSettings()
+        return ArchiveConfig(
+            self.url,
+            bucket.endpoint,
+            bucket.allow_http,
+            {name: value.get_secret_value() for name, value in bucket.options.items()},
+            bucket.request_timeout_s,
+            self.uploads,
+            self.retry_min,
+            self.retry_max,
+            self.on_full,
+        )
+
+
 class SegmentSettings(_QuiverSection):
     """The immutable files that events end up in."""
 
@@ -86,6 +132,8 @@ class SegmentSettings(_QuiverSection):
     compression: Literal["none", "lz4", "zstd"] = _SEGMENT.compression
     """Compression saves disk and costs reads without copies. A damaged sector then costs up to 1 MB
     of events, instead of 256 kB."""
+    archive: ArchiveSettings | None = None
+    """A bucket or a folder that keeps segments when they go from here. By default there is none."""
 
     def as_config(self) -> SegmentConfig:
         """Return it as the quiver takes it."""
@@ -94,6 +142,7 @@ class SegmentSettings(_QuiverSection):
             max_open_duration_s=self.max_open_duration,
             min_open_duration_s=self.min_open_duration,
             compression=self.compression,
+            archive=None if self.archive is None else self.archive.as_config(),
         )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from holdfast.quiver.keep.archiver import ArchiveStatistics
 from holdfast.quiver.keep.retention import REASONS
 from holdfast.quiver.ledger.subscriber import Outcome
 from holdfast.quiver.statistics import SignalStatistics, Statistics, SubscriberStatistics
@@ -85,6 +86,11 @@ def _evictions(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
 def _signals(statistics: Statistics) -> Iterator[tuple[Labels, SignalStatistics]]:
     for signal, figures in statistics.signals.items():
         yield {"signal": signal}, figures
+
+
+def _archive(statistics: Statistics) -> Iterator[tuple[Labels, ArchiveStatistics]]:
+    if statistics.archive is not None:
+        yield {}, statistics.archive
 
 
 def _info(statistics: Statistics) -> Iterator[tuple[Labels, float]]:
@@ -353,6 +359,43 @@ METRICS: tuple[Metric[Statistics], ...] = (
         "Damaged bytes in quarantine; they count towards the size cap.",
         "Any increase: bytes on disk changed. `holdfast quiver ls` names them.",
         each(whole, "quarantined_bytes"),
+    ),
+    # -------------------------------------------------------------------- archive
+    Metric(
+        "quiver.archive.segments", "gauge", "segments",
+        "Segments on this disk that are also in the archive.",
+        "Only with `segment.archive`, as all of these.", each(_archive, "archived_segments"),
+    ),
+    Metric(
+        "quiver.archive.waiting_segments", "gauge", "segments",
+        "Segments that are not in the archive yet; they are not removed.",
+        "Grows for minutes: the log says why, or raise `uploads`.",
+        each(_archive, "waiting_segments"),
+    ),
+    Metric(
+        "quiver.archive.waiting_bytes", "gauge", "bytes",
+        "Their size.", "Near the size cap: what comes in will be refused, see `on_full`.",
+        each(_archive, "waiting_bytes"),
+    ),
+    Metric(
+        "quiver.archive.uploads_total", "counter", "segments",
+        "Segments put into the archive since the quiver was opened.",
+        "As many as are sealed.", each(_archive, "uploaded_segments"),
+    ),
+    Metric(
+        "quiver.archive.uploaded_bytes_total", "counter", "bytes",
+        "Their size.", "What the archive grows by.", each(_archive, "uploaded_bytes"),
+    ),
+    Metric(
+        "quiver.archive.failures_total", "counter", "failures",
+        "Tries that failed. Each is made again, after a pause.",
+        "Any rate for long: the log says why.", each(_archive, "failures"),
+    ),
+    Metric(
+        "quiver.archive.removed_unarchived_total", "counter", "segments",
+        "Segments removed at the size cap that were not in the archive.",
+        "Any increase is missing in the archive, caused by your `on_full: remove`.",
+        each(_archive, "removed_unarchived"),
     ),
     # ----------------------------------------------------------------------- core
     Metric(

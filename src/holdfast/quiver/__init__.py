@@ -8,6 +8,7 @@ set of consecutive bundles, stored as plain Arrow files.
 from holdfast.quiver.base.config import (
     AckLevel,
     AppendConfig,
+    ArchiveConfig,
     Extractor,
     ItemTable,
     LedgerConfig,
@@ -26,6 +27,7 @@ from holdfast.quiver.ledger.subscriber import Outcome, Position, SubscriberOptio
 from holdfast.quiver.log.inbox import Intake, Receipt
 from holdfast.quiver.log.transaction import Transaction
 from holdfast.quiver.quiver import Quiver
+from holdfast.quiver.read.archive import Archive
 from holdfast.quiver.read.cursor import Cursor, Range
 from holdfast.quiver.read.lease import Lease, LeasedBundle, LeaseOptions
 from holdfast.quiver.segments.segment import Bundle
@@ -37,6 +39,8 @@ Delivery = LeasedBundle
 __all__ = [
     "AckLevel",
     "AppendConfig",
+    "Archive",
+    "ArchiveConfig",
     "Balance",
     "Bundle",
     "ColumnExtractor",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.quiver.base.frame import Totals
 from holdfast.quiver.engine.balance import balance
 from holdfast.quiver.engine.engine import Engine
+from holdfast.quiver.keep.archiver import ArchiveStatistics
 from holdfast.quiver.keep.retention import RetentionCounters
 from holdfast.quiver.ledger.subscriber import LOSSES, Subscriber
 from holdfast.quiver.log.sealer import SealCounters
@@ -153,6 +154,8 @@ class Statistics:
     signals: Mapping[str, SignalStatistics] = field(default_factory=dict)
     # How many segments wait for how many subscribers.
     outstanding: Mapping[int, int] = field(default_factory=dict)
+    # None: it has no archive.
+    archive: ArchiveStatistics | None = None
 
     @property
     def cap_fraction(self) -> float:
@@ -219,6 +222,7 @@ def gather(engine: Engine, staged_bytes: int, *, accepting: bool) -> Statistics:
         subscribers=subscribers,
         signals=_signals(segments),
         outstanding=waiting,
+        archive=None if engine.archiver is None else engine.archiver.statistics(),
     )
 
 

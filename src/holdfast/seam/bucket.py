@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from holdfast.errors import CannotOpen, NotAllowed, NotInstalled, ObjectMissing, StoreUnavailable
 from holdfast.extras import not_installed
@@ -28,6 +28,8 @@ Result = TypeVar("Result")
 PART_BYTES = 8 * 2**20
 PARTS_AT_ONCE = 3
 OBJECT_BYTES_MAX = 10_000 * PART_BYTES
+# What a store tells of at once.
+_PAGE_OBJECTS = 1000
 # What the client library says of an address that it may not use.
 _NO_TLS = "builder error"
 
@@ -45,6 +47,13 @@ class BucketAccess:
     request_timeout_s: float = 30.0
 
 
+class BucketObject(NamedTuple):
+    """One object as a listing shows it."""
+
+    key: str
+    size_bytes: int
+
+
 class Bucket(Protocol):
     """Objects below a prefix. Every call is one try, and may raise `NotAllowed`, `ObjectMissing`
     (of a put: the bucket is missing) or `StoreUnavailable`.
@@ -54,6 +63,15 @@ class Bucket(Protocol):
 
     def put(self, key: str, size_bytes: int, pieces: Iterator[bytes]) -> None:
         """Store an object as a whole, in the place of one of that name; durable when it returns."""
+
+    def get(self, key: str, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return a part of an object; less than asked for where it ends, but not behind that."""
+
+    def list(self, folder: str) -> Iterator[BucketObject]:
+        """Yield the objects in a folder and below it; "": all there are."""
+
+    def sync(self, folder: str) -> None:
+        """Make durable what a listing of a folder shows; it may be of a put that failed."""
 
 
 OpenBucket = Callable[[BucketAccess], Bucket]
@@ -90,6 +108,32 @@ class _RemoteBucket:
                 max_concurrency=PARTS_AT_ONCE,
             ),
         )
+
+    def get(self, key: str, offset_bytes: int, size_bytes: int) -> bytes:
+        import obstore
+
+        return self._try(
+            key,
+            lambda: bytes(
+                obstore.get_range(self._store, key, start=offset_bytes, length=size_bytes)
+            ),
+        )
+
+    def list(self, folder: str) -> Iterator[BucketObject]:
+        import obstore
+
+        pages = iter(
+            self._try(
+                folder,
+                lambda: obstore.list(self._store, prefix=folder or None, chunk_size=_PAGE_OBJECTS),
+            )
+        )
+        while (page := self._try(folder, lambda: next(pages, None))) is not None:
+            for one in page:
+                yield BucketObject(one["path"], one["size"])
+
+    def sync(self, folder: str) -> None:
+        """What a store shows is durable."""
 
     def _try(self, key: str, call: Callable[[], Result]) -> Result:
         from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError

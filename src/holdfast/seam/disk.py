@@ -83,7 +83,30 @@ class LockHeld(Exception):
         self.owner = owner
 
 
-class Disk(Protocol):
+class ReadableDisk(Protocol):
+    """What reading stored data needs of a disk. All errors are OSError."""
+
+    def read(self, path: PurePath) -> bytes:
+        """Return a whole file."""
+
+    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
+        """Return a part of a file; less than asked for where the file ends."""
+
+    def map(self, path: PurePath) -> memoryview:
+        """Return a whole file as read-only memory that outlives its name.
+
+        Touching a block that cannot be read, or that was cut off meanwhile, ends the process with a
+        signal: only for whoever asked for it.
+        """
+
+    def file_bytes(self, path: PurePath) -> int:
+        """Return the length of a file."""
+
+    def exists(self, path: PurePath) -> bool:
+        """Whether anything has this name."""
+
+
+class Disk(ReadableDisk, Protocol):
     """What durable code may ask of a disk. All errors are OSError."""
 
     @property
@@ -145,27 +168,11 @@ class Disk(Protocol):
     def sync_dir(self, path: PurePath, at: str) -> None:
         """Put a directory's names on stable storage."""
 
-    def read(self, path: PurePath) -> bytes:
-        """Return a whole file."""
-
-    def read_range(self, path: PurePath, offset_bytes: int, size_bytes: int) -> bytes:
-        """Return a part of a file; less than asked for where the file ends."""
-
     def open_read(self, path: PurePath) -> Handle:
         """Open a file for reading; it can be read until it is closed, also without its name."""
 
     def read_into(self, handle: Handle, offset_bytes: int, buffer: memoryview) -> int:
         """Fill a buffer from a part of an open file; less than asked for where the file ends."""
-
-    def map(self, path: PurePath) -> memoryview:
-        """Return a whole file as read-only memory that outlives its name.
-
-        Touching a block that cannot be read, or that was cut off meanwhile, ends the process with a
-        signal: only for whoever asked for it.
-        """
-
-    def file_bytes(self, path: PurePath) -> int:
-        """Return the length of a file."""
 
     def files_bytes(self, folder: PurePath, names: Sequence[str]) -> list[int]:
         """Return the lengths of some files of a folder; one that is missing is an error.
@@ -175,9 +182,6 @@ class Disk(Protocol):
 
     def list(self, path: PurePath) -> list[DirEntry]:
         """Return the names in a directory, sorted; a missing directory is an error."""
-
-    def exists(self, path: PurePath) -> bool:
-        """Whether anything has this name."""
 
     def used_bytes(self, path: PurePath) -> int:
         """Return the bytes that a file or a whole tree really occupies."""
@@ -212,7 +216,7 @@ class Pages(NamedTuple):
         return any(first < end and start < last for first, last in self.unreadable)
 
 
-def read_pages(disk: Disk, path: PurePath, limit_bytes: int | None = None) -> Pages:
+def read_pages(disk: ReadableDisk, path: PurePath, limit_bytes: int | None = None) -> Pages:
     """Return a file, or its beginning; page by page where the disk cannot read all of it."""
     try:
         found = disk.read(path) if limit_bytes is None else disk.read_range(path, 0, limit_bytes)
@@ -235,7 +239,7 @@ def read_pages(disk: Disk, path: PurePath, limit_bytes: int | None = None) -> Pa
 
 
 def _read_into(
-    content: bytearray, disk: Disk, path: PurePath, start: int, end: int
+    content: bytearray, disk: ReadableDisk, path: PurePath, start: int, end: int
 ) -> Iterator[tuple[int, int]]:
     """Read a part of a file, and yield what of it cannot be read."""
     try:

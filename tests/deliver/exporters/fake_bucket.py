@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from tests.patience import PATIENCE_S
 
-from holdfast.errors import NotAllowed, StoreUnavailable
-from holdfast.seam.bucket import Bucket, BucketAccess
+from holdfast.errors import NotAllowed, ObjectMissing, StoreUnavailable
+from holdfast.seam.bucket import Bucket, BucketAccess, BucketObject
 
 
 class BucketTrouble(StrEnum):
@@ -34,6 +34,11 @@ class FakeBucket:
         self.objects: dict[str, bytes] = {}
         self.puts: list[str] = []
         self.troubles: dict[int, BucketTrouble] = {}
+        # While this is set, every request fails.
+        self.away: Exception | None = None
+        # The next so many reads fail.
+        self.failing_gets = 0
+        self.gets: list[tuple[str, int, int]] = []
         self.die: Callable[[], NoReturn] | None = None
         # While it is clear, every put waits.
         self.go_on = threading.Event()
@@ -62,6 +67,7 @@ class FakeBucket:
             self.puts.append(key)
             trouble = self.troubles.get(len(self.puts))
         assert self.go_on.wait(PATIENCE_S)
+        self._require_there()
         match trouble:
             case BucketTrouble.KILL_BEFORE | BucketTrouble.KILL_MIDWAY:
                 assert self.die is not None
@@ -82,3 +88,26 @@ class FakeBucket:
                 self.die()
             case BucketTrouble.LOSE_ANSWER:
                 raise StoreUnavailable("no answer", hint="")
+
+    def get(self, key: str, offset_bytes: int, size_bytes: int) -> bytes:
+        self._require_there()
+        self.gets.append((key, offset_bytes, size_bytes))
+        if self.failing_gets:
+            self.failing_gets -= 1
+            raise StoreUnavailable("no answer", hint="")
+        if key not in self.objects:
+            raise ObjectMissing("no such object", hint="")
+        return self.objects[key][offset_bytes : offset_bytes + size_bytes]
+
+    def list(self, folder: str) -> Iterator[BucketObject]:
+        self._require_there()
+        for key, whole in sorted(self.objects.items()):
+            if not folder or key.startswith(f"{folder}/"):
+                yield BucketObject(key, len(whole))
+
+    def sync(self, folder: str) -> None:
+        self._require_there()
+
+    def _require_there(self) -> None:
+        if self.away is not None:
+            raise self.away

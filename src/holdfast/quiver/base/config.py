@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from holdfast.bucket_url import bucket_problem_of, is_bucket
 from holdfast.errors import BadInput
 from holdfast.quiver.base.frame import BODY_BYTES_MAX
 
@@ -19,6 +20,8 @@ GB = 1024 * MB
 
 # The file names have three digits.
 FILES_MAX = 1000
+# Threads, and memory for each, that uploads may take.
+UPLOADS_MAX = 32
 # Longer waits than a month are more than the timers of some systems can hold.
 WAIT_MAX_S = 30 * 24 * 3600.0
 # What is only compared with the clock still has to fit into its 64 bits.
@@ -171,6 +174,53 @@ class WalConfig:
         _require(holds, "wal.max_group_bytes", self.max_group_bytes, rule)
 
 
+def archive_problem_of(url: str) -> str | None:
+    """Say why something cannot be the address of an archive; None if it can."""
+    if is_bucket(url):
+        return bucket_problem_of(url)
+    if url.startswith("file://"):
+        is_here = url.startswith("file:///") and len(url) > len("file:///")
+        return None if is_here else "write file:/// and the whole path of a folder"
+    if not url or "://" in url:
+        return "name a bucket (s3://, gs://, az://, abfss://) or a folder"
+    return None
+
+
+@dataclass(frozen=True)
+class ArchiveConfig:
+    """Where sealed segments are kept beyond their removal here, and how that place is reached."""
+
+    # `s3://bucket/prefix`, `gs://…`, `az://…`, `file:///…`, or a folder's path.
+    url: str
+    endpoint: str | None = None
+    # Whether an endpoint may be without TLS.
+    allow_http: bool = False
+    # By the names of the client library. Among them are secrets.
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # One request; a large file is sent in several.
+    request_timeout_s: float = 30.0
+    # Segments on their way at once. Each holds at most 24 MB of its largest file in memory.
+    uploads: int = 2
+    # Pause after a failure: doubles from the first to the second, less up to a half by chance.
+    retry_min_s: float = 1.0
+    retry_max_s: float = 60.0
+    # At the size cap: keep what is not in the archive and refuse appends, or remove it all the
+    # same, as if there was no archive.
+    on_full: Literal["block", "remove"] = "block"
+
+    def __post_init__(self) -> None:
+        problem = archive_problem_of(self.url)
+        if problem is not None:
+            raise BadInput(f"segment.archive.url is {self.url!r}", hint=problem)
+        _require_s(self.request_timeout_s, "segment.archive.request_timeout_s", 3600.0)
+        uploads, rule = self.uploads, f"from 1 to {UPLOADS_MAX}"
+        _require(1 <= uploads <= UPLOADS_MAX, "segment.archive.uploads", uploads, rule)
+        _require_s(self.retry_max_s, "segment.archive.retry_max_s", WAIT_MAX_S)
+        _require_s(self.retry_min_s, "segment.archive.retry_min_s", self.retry_max_s)
+        known = self.on_full in ("block", "remove")
+        _require(known, "segment.archive.on_full", self.on_full, "block or remove")
+
+
 @dataclass(frozen=True)
 class SegmentConfig:
     """Segments and the sealer."""
@@ -189,6 +239,8 @@ class SegmentConfig:
     # Pause before a failed seal is tried again: doubles from the first to the second.
     retry_min_s: float = 0.1
     retry_max_s: float = 10.0
+    # Where segments are kept after their removal here. None: nowhere.
+    archive: ArchiveConfig | None = None
 
     def __post_init__(self) -> None:
         size = self.target_size_bytes

@@ -86,6 +86,14 @@ class QuiverPoint(FaultPoint):
     QUARANTINE_SYNC_DIR = "quarantine.sync_dir", "make names in quarantine durable"
 
 
+class ArchivePoint(FaultPoint):
+    """The moments around an upload, as fault injection names them: see `Seam.reached`."""
+
+    SENDING = "archive-sending", "a segment is not in the archive, and about to be sent"
+    FILES_SENT = "archive-files-sent", "the archive has all files of a segment but its manifest"
+    SENT = "archive-sent", "the archive has a whole segment, and nobody knows yet"
+
+
 class ToolPoint(FaultPoint):
     """One step of the tools that copy: it can fail, or a process can die at it."""
 

@@ -54,6 +54,7 @@ from holdfast.quiver.engine.balance import (
     with_known_start,
     write_off_lost,
 )
+from holdfast.quiver.keep.archiver import make_archiver
 from holdfast.quiver.keep.retention import Retention
 from holdfast.quiver.keep.trash import Trash
 from holdfast.quiver.ledger.ledger import Ledger
@@ -136,6 +137,7 @@ class Engine:
         balance before the threads: it compares three counters, and all of them stand still only
         now.
         """
+        self.archiver = make_archiver(self.config.segment.archive, self.seam, self.catalog)
         self.reserve.find()
         refuse_newer(self.seam.disk, self.root / names.LEDGER_DIR)
         recovery = Recovery(self.seam, self.root, self.config, self.catalog, self.reserve)
@@ -178,6 +180,8 @@ class Engine:
         self.writer.start()
         self.sealer.start()
         self.keeper.start()
+        if self.archiver is not None:
+            self.archiver.start()
 
     def _leave_out_deleted(self, old: RecoveredLedger) -> list[Segment]:
         """Leave out segments that a crash left, or a power cut brought back; return them.
@@ -233,7 +237,7 @@ class Engine:
         self.sealer = Sealer(
             self.seam, self.config, self.builder, self.catalog, wal_dir, self.reserve
         )
-        self.sealer.on_sealed = self.arrivals.notify
+        self.sealer.on_sealed = self._sealed
         self.sealer.on_lost = self._write_off
         for path, last_seq, size_bytes in recovered.wal_files:
             self.sealer.wal_files.add(path, last_seq, size_bytes)
@@ -262,6 +266,9 @@ class Engine:
             self._unsealed_bytes,
         )
         self.keeper = Keeper(self.clock, self.config.retention, self.ledger, self.retention)
+        if self.archiver is not None:
+            self.retention.archiver = self.archiver
+            self.archiver.on_archived = self._archived
         for name, last in old.state.producers.items():
             recovered.start.producers.absorb(name, last)
         # Only now may epochs be forgotten by age: recovery ran without a clock, so that a wrong
@@ -359,6 +366,9 @@ class Engine:
                 steps.callback(reader.close)
 
     def _stop_threads(self, steps: contextlib.ExitStack) -> None:
+        if self.archiver is not None:
+            # After the last seal: nothing that it removes makes room for that.
+            steps.callback(self.archiver.close)
         steps.callback(self.writer.stop)
         steps.callback(self.keeper.close)
 
@@ -381,6 +391,16 @@ class Engine:
         """Something was resolved: data may go, and whoever waits for room may look again."""
         self.keeper.freed()
         self.retention.notify_freed()
+
+    def _sealed(self) -> None:
+        self.arrivals.notify()
+        if self.archiver is not None:
+            self.archiver.wake()
+
+    def _archived(self) -> None:
+        """A segment may go that nobody here needs."""
+        self.keeper.freed()
+        self.keeper.wake()
 
     def seal_soon(self) -> None:
         """Somebody waits for sealed data; see `Retention.earliest_seal_s`."""

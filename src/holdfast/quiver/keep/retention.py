@@ -16,6 +16,9 @@ arrival or by its events), then, only over a cap, what somebody still waits for 
 that chose `drop_oldest`, or chose `drop_copied` and another holds it, or for all
 (`size_cap_policy`). Planned and leased ranges stay. While nobody is registered, nothing is
 resolved, and only age and size take anything.
+
+Where there is an archive, a segment has to be in it before it goes, whatever the reason. One that
+is not yet stays; at the size cap appends then wait, unless `on_full` lets it go all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from holdfast.errors import HoldfastError, NotAccepted, Overloaded
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.frame import Totals
+from holdfast.quiver.keep.archiver import Archiver
 from holdfast.quiver.keep.disk_room import DiskRoom
 from holdfast.quiver.keep.orphans import Orphans
 from holdfast.quiver.keep.segment_caps import SegmentCaps
@@ -127,6 +131,8 @@ class Retention:
         )
         for caps in (self.segment_caps, self._subscriber_caps):
             caps.on_dropped = self.counters.subscriber_lost
+        # Where segments have to be before they may go; None: nowhere.
+        self.archiver: Archiver | None = None
         self.orphans = Orphans(seam.clock, root, config.retention, ledger, self.unregister)
 
     # ------------------------------------------------------------------- budget
@@ -236,6 +242,8 @@ class Retention:
             return self.disk_room.refusal()
         segments = self._catalog.snapshot()
         holders = sorted(self._holders(segments))
+        if segments and not self._is_archived(segments[0]):
+            holders.append("the archive, which does not have it yet (segment.archive)")
         who = f"its oldest is held by {', '.join(holders)}"
         if not holders:
             who = "nobody is registered to read it"
@@ -395,8 +403,9 @@ class Retention:
         """Return the oldest segment that may go to make room; None: somebody has to wait."""
         reason = "segments" if self._too_many() else "size"
         segments = [(segment, self._waiting_for(segment)) for segment in self._catalog.snapshot()]
-        # What nobody needs goes first, although headroom kept it.
-        for segment, waiting in sorted(segments, key=lambda pair: bool(pair[1])):
+        # What nobody needs goes first, although headroom kept it; of that, what is archived.
+        segments.sort(key=lambda pair: (bool(pair[1]), not self._is_archived(pair[0])))
+        for segment, waiting in segments:
             removal = Removal(segment, reason, Outcome.DROPPED if waiting else None)
             if self._may_go(removal, waiting) and not self._in_use(segment, waiting):
                 return removal
@@ -406,11 +415,22 @@ class Retention:
         """Whether a segment may go under those who wait for it now."""
         if any(self._is_pinned(s, *_seqs_of(removal.segment)) for s in waiting):
             return False
+        if not self._may_leave(removal):
+            return False
         if removal.outcome is None:
             anybody = bool(self._ledger.state.subscribers) or self._may_drop_all
             return anybody and not waiting
         willing = all(self.segment_caps.may_drop(s, removal.segment) for s in waiting)
         return removal.outcome is Outcome.EXPIRED or willing or self._may_drop_all
+
+    def _is_archived(self, segment: Segment) -> bool:
+        return self.archiver is None or self.archiver.is_archived(segment)
+
+    def _may_leave(self, removal: Removal) -> bool:
+        """Whether a segment is in the archive, or may go without having been there."""
+        if self.archiver is None or self.archiver.is_archived(removal.segment):
+            return True
+        return self.archiver.config.on_full == "remove" and removal.reason in ("size", "segments")
 
     @property
     def _may_drop_all(self) -> bool:
@@ -462,6 +482,8 @@ class Retention:
         self.trash.remove(segment.path, segment.disk_bytes)
         self._reserve.freed()
         self.counters.evictions[removal.reason] += 1
+        if self.archiver is not None:
+            self.archiver.removed(segment)
         if removal.outcome is Outcome.DROPPED:
             self.counters.dropped_segments += 1
             for line in lines:

@@ -33,7 +33,7 @@ from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver.base.arrow import has_dictionary
 from holdfast.quiver.base.bundle import noted_damage, one_batch, without_reserved
 from holdfast.quiver.segments.manifest import FileSummary
-from holdfast.seam.disk import CANNOT_BE_READ, Disk
+from holdfast.seam.disk import CANNOT_BE_READ, ReadableDisk
 
 # Of one quiver, whatever the number of its readers. The block read last is kept in any case.
 READ_CACHE_BYTES = 8 * 1024 * 1024
@@ -119,7 +119,11 @@ class DataFile:
     """One data file. Safe to use from many threads."""
 
     def __init__(
-        self, disk: Disk, path: PurePath, summary: FileSummary, cache: BatchCache | None = None
+        self,
+        disk: ReadableDisk,
+        path: PurePath,
+        summary: FileSummary,
+        cache: BatchCache | None = None,
     ) -> None:
         self.summary = summary
         self.cache = cache or BatchCache()
@@ -304,7 +308,7 @@ class DataFile:
 
 
 class MappedFile(DataFile):
-    """A data file whose blocks point into a map: for whoever asked for it (see `Disk.map`)."""
+    """A data file whose blocks point into a map: for whoever asked for it (`ReadableDisk.map`)."""
 
     @cached_property
     def _view(self) -> memoryview:

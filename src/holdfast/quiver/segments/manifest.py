@@ -20,7 +20,7 @@ import orjson
 from xxhash import xxh3_64_hexdigest
 
 from holdfast.quiver.base.names import MANIFEST, SegmentName
-from holdfast.seam.disk import Disk, read_pages
+from holdfast.seam.disk import Disk, ReadableDisk, read_pages
 
 VERSION = 2
 # Version 1 had fewer record batches, and no schema in the manifest.
@@ -186,12 +186,12 @@ def decode(data: bytes) -> Summary:
     raise ManifestFault("both copies of the summary are damaged")
 
 
-def read(disk: Disk, segment: PurePath) -> Summary:
+def read(disk: ReadableDisk, segment: PurePath) -> Summary:
     """Return the summary of a segment; a copy that the disk cannot read is a damaged one."""
     return decode(content(disk, segment / MANIFEST))
 
 
-def content(disk: Disk, path: PurePath, limit_bytes: int | None = None) -> bytes:
+def content(disk: ReadableDisk, path: PurePath, limit_bytes: int | None = None) -> bytes:
     """Return the bytes of a manifest, or its beginning, with zeros for what cannot be read.
 
     By one call, as long as it is no larger than most are: a start does this very often.

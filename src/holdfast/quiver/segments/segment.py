@@ -38,7 +38,7 @@ from holdfast.quiver.segments.data_file import (
 )
 from holdfast.quiver.segments.manifest import ARROW, OPAQUE, Summary
 from holdfast.quiver.segments.rows import group_bundles, group_table
-from holdfast.seam.disk import Disk
+from holdfast.seam.disk import ReadableDisk
 
 _BLOCK_BYTES = 4096
 # For slots whose names are lost with their rows: the log, and opaque files, keep both together.
@@ -185,7 +185,7 @@ class Bundle:
 class Segment:
     """A sealed segment. Safe to use from many threads."""
 
-    def __init__(self, disk: Disk, path: PurePath, summary: Summary) -> None:
+    def __init__(self, disk: ReadableDisk, path: PurePath, summary: Summary) -> None:
         self.path = path
         self.summary = summary
         # Whether the bundle table was damaged, and is made from the rows.
@@ -208,7 +208,7 @@ class Segment:
             file.cache = cache
 
     def mapped(self) -> Segment:
-        """Return the same segment, whose rows point into maps of its files (see `Disk.map`)."""
+        """Return the same segment, whose rows point into maps of its files (`ReadableDisk.map`)."""
         segment = Segment(self._disk, self.path, self.summary)
         segment.files = tuple(
             MappedFile(self._disk, self.path / file.name, file) for file in self.summary.files

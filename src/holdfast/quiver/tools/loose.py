@@ -144,10 +144,11 @@ class LooseSegment(Segment):
         super().__init__(disk, path, _summarize(name, described))
         self.files = tuple(LooseFile(disk, path / file.name, file) for file in described)
         self._name = name
+        self._listed_disk = disk
 
     def again(self) -> LooseSegment:
         """Return it as it was before anything was read of it."""
-        return LooseSegment(self._disk, self.path, self._name)
+        return LooseSegment(self._listed_disk, self.path, self._name)
 
     def stored_table(self) -> pa.RecordBatch:
         """Return the bundle table if it can be read and fits the files."""

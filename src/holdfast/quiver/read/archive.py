@@ -1,0 +1,104 @@
+"""Reading an archive by its address: the segments that quivers have put there, each event once.
+
+    with Archive.open("s3://company-lineage/segments") as archive:
+        table = archive.scan(slot="events").read_all()
+
+No quiver is opened for it, and none is asked. What is listed is what was there at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Literal, Self
+
+import pyarrow as pa
+
+from holdfast.errors import BadInput, UnknownPosition
+from holdfast.quiver.base.config import ArchiveConfig
+from holdfast.quiver.ledger.intervals import IntervalSet
+from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.segments.archive import archived_segments, open_place, require_archive
+from holdfast.quiver.segments.segment import Segment
+from holdfast.seam import Seam
+
+
+class Archive:
+    """The segments in a bucket or a folder, of one quiver or of many."""
+
+    def __init__(self, url: str, segments: Sequence[Segment]) -> None:
+        """Use `Archive.open`."""
+        self.url = url
+        self._segments = tuple(each_range_once(segments))
+
+    @classmethod
+    def open(
+        cls,
+        place: str | os.PathLike[str] | ArchiveConfig,
+        *,
+        quiver_id: str | None = None,
+        seam: Seam | None = None,
+    ) -> Self:
+        """List an archive, or what it has of one quiver, and read the manifests.
+
+        `place` is what `segment.archive` names; an `ArchiveConfig` says how it is reached.
+        """
+        config = place if isinstance(place, ArchiveConfig) else ArchiveConfig(os.fspath(place))
+        bucket = open_place(config, seam or Seam())
+        segments = archived_segments(bucket, quiver_id or "")
+        require_archive(segments, bucket)
+        return cls(config.url, segments)
+
+    @property
+    def quiver_ids(self) -> tuple[str, ...]:
+        """The quivers that have segments here."""
+        return tuple(dict.fromkeys(one.summary.quiver_id for one in self._segments))
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the segments, by quiver, oldest first."""
+        return self._segments
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        *,
+        slot: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        on_damage: Literal["fail", "skip"] = "fail",
+    ) -> pa.RecordBatchReader:
+        """Return what is stored in a slot, as `Quiver.scan` does; quivers follow each other."""
+        if columns is not None and (isinstance(columns, str) or not columns):
+            raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
+        times = TimeRange.of(since, until)
+        return scan(self._segments, [], slot, columns, times, on_damage)
+
+
+def each_range_once(segments: Sequence[Segment]) -> list[Segment]:
+    """Return segments of any places, those of the same range once: the first of them.
+
+    By the quivers that their manifests name, and in the order of their seqs. Two that have some
+    bundles in common and others not are refused: no quiver makes such, and reading both would show
+    events twice.
+    """
+    quivers: dict[str, list[Segment]] = {}
+    for segment in segments:
+        quivers.setdefault(segment.summary.quiver_id, []).append(segment)
+    found: list[Segment] = []
+    for those in quivers.values():
+        taken, ranges = IntervalSet(), set()
+        for segment in sorted(those, key=lambda one: one.summary.first_seq):
+            first, end = segment.summary.first_seq, segment.summary.last_seq + 1
+            if (first, end) in ranges:
+                continue
+            if list(taken.holes(first, end)) != [(first, end)]:
+                raise UnknownPosition(
+                    "two segments share some of their bundles, and not all",
+                    hint="one of them is of a copy of the quiver: move it away",
+                    path=str(segment.path),
+                )
+            taken.add(first, end)
+            ranges.add((first, end))
+            found.append(segment)
+    return found
