@@ -23,8 +23,10 @@ from holdfast.errors import (
     Damaged,
     HoldfastError,
     NotAllowed,
+    ObjectMissing,
     Overloaded,
     OwnerGone,
+    StoreUnavailable,
     UnknownPosition,
     WrongQuiver,
 )
@@ -32,7 +34,10 @@ from holdfast.quiver.ledger.intervals import IntervalSet
 from holdfast.remote.stored import StoredSegment
 
 # What one place cannot give and another may; anything else is wrong with what was asked for.
-_ELSEWHERE = (Damaged, NotAllowed, Overloaded, OwnerGone, UnknownPosition, WrongQuiver)
+_ELSEWHERE = (
+    *(Damaged, NotAllowed, Overloaded, OwnerGone, UnknownPosition, WrongQuiver),
+    *(ObjectMissing, StoreUnavailable),
+)
 
 log = logging.getLogger("holdfast.replica")
 

@@ -16,6 +16,7 @@ from pydantic import AwareDatetime, BeforeValidator, Field, ValidationError
 
 from holdfast.dataflow.watermark.claims import WatermarkSettings
 from holdfast.errors import BadConfig
+from holdfast.quiver.base.config import ArchiveConfig, archive_problem_of
 from holdfast.remote.settings import ClientSettings
 from holdfast.settings import DurationS, LocalPath, Secret, Settings, SizeBytes
 from holdfast.signals.registry import tables
@@ -48,6 +49,20 @@ class SourceOptions(Settings):
 
     nodes_away: Annotated[int, Field(ge=0)] = 0
     """How many of `nodes` need not answer: at most one less than each part has owners."""
+
+    archive: NameTuple = ()
+    """Of a batch: archives of sealed segments, `s3://bucket/prefix`, `gs://…`, `az://…` or folders.
+
+    With `path`, `quiver` or `nodes` beside it, what is both here and there is read once.
+    """
+
+    archive_endpoint: str | None = None
+    """The server of the bucket, where the environment of driver and executors does not say it."""
+
+    archive_secrets: Secret | None = None
+    """What else the environment does not say, by the names that obstore has for it:
+    `region=…,access_key_id=…,secret_access_key=…`.
+    """
 
     token: Secret | None = None
     """The bearer token for the servers."""
@@ -221,6 +236,18 @@ class SourceOptions(Settings):
             timeout=self.call_timeout,
         )
 
+    def archive_at(self, address: str) -> ArchiveConfig:
+        """Return how an archive is reached."""
+        text = "" if self.archive_secrets is None else self.archive_secrets.get_secret_value()
+        pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+        if not all(equals for _, equals, _ in pairs):
+            raise BadConfig(
+                "archive_secrets is not a list of settings", hint="write name=value,name=value"
+            )
+        known = {name.strip(): value.strip() for name, _, value in pairs}
+        # Without TLS only where somebody names an endpoint that has none.
+        return ArchiveConfig(address, self.archive_endpoint, allow_http=True, options=known)
+
     @property
     def called(self) -> str:
         """What people call the source."""
@@ -229,7 +256,7 @@ class SourceOptions(Settings):
     @property
     def places(self) -> tuple[str, ...]:
         """What is named to be read, by directory or address."""
-        return (*self.path, *self.quiver, *self.nodes)
+        return (*self.path, *self.quiver, *self.nodes, *self.archive)
 
     @property
     def is_range(self) -> bool:
@@ -264,8 +291,13 @@ def parse_options(options: Mapping[str, Any]) -> SourceOptions:
     if not parsed.places:
         raise BadConfig(
             "no quiver is named",
-            hint="use option path (a directory), quiver (an address) or nodes (data nodes)",
+            hint="use option path (a directory), quiver, nodes (addresses), or archive",
         )
+    for address in parsed.archive:
+        problem = archive_problem_of(address)
+        if problem is not None:
+            raise BadConfig(f"{address!r} is not the address of an archive", hint=problem)
+        parsed.archive_at(address)
     for node in parsed.nodes:
         if urlsplit(node).path or urlsplit(node).scheme not in ("grpc", "grpc+tls"):
             raise BadConfig(

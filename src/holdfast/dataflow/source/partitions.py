@@ -48,7 +48,7 @@ class SegmentPiece(NamedTuple):
     end: Position
     # About: what a batch takes of a segment is not known before it is read.
     size_bytes: int
-    # Of parts that several data nodes have: all places, in the order in which they are tried.
+    # Of parts that several places have: all of them, in the order in which they are tried.
     copies: tuple[SegmentCopy[QuiverLocation], ...] = ()
 
 

@@ -1,8 +1,9 @@
-"""Where a quiver is: a directory on this machine, or a name at a Flight server.
+"""Where a quiver is: a directory on this machine, a name at a Flight server, or in an archive.
 
 Executors get locations, not connections. What is on their own machine they map, whichever process
-owns it; everything else they read over Flight. The sealed segments of a directory can be seen from
-outside, beside the process that owns it (`sealed_segments`).
+owns it; everything else they read over Flight, and what is in an archive from there. The sealed
+segments of a directory can be seen from outside, beside the process that owns it
+(`sealed_segments`).
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.errors import BadConfig, Damaged, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver.base import names
 from holdfast.quiver.base.identity import identity_or_none
+from holdfast.quiver.read.archive import each_range_once, scan_archived
 from holdfast.quiver.read.sealed import SealedRead, scan_sealed
 from holdfast.quiver.segments import manifest
+from holdfast.quiver.segments.archive import archived_segments, open_place, require_archive
 from holdfast.quiver.segments.segment import Segment, choices
 from holdfast.quiver.tools.inspect import require_quiver
 from holdfast.remote import ClientSettings, RemoteQuiver
+from holdfast.seam import Seam
 from holdfast.seam.disk import Disk, RealDisk
 
 # Connections that one process keeps open.
@@ -45,6 +49,8 @@ class QuiverLocation:
     # Of the server, and the quiver's name there; "": the reader opens the directory.
     location: str = ""
     quiver: str = ""
+    # The address of an archive. `quiver` is then the folder of one in it; "": all there are.
+    archive: str = ""
 
     @property
     def is_here(self) -> bool:
@@ -53,13 +59,19 @@ class QuiverLocation:
 
 
 def quiver_locations(options: SourceOptions) -> Iterator[QuiverLocation]:
-    """Yield the quivers that the options name."""
+    """Yield the quivers that the options name.
+
+    Archives come last: a segment that goes meanwhile is in the archive before it goes from here, so
+    that one of the two listings has it.
+    """
     for path in options.path:
         yield QuiverLocation(path, path)
     for address in options.quiver:
         location, name = split_address(address)
         yield QuiverLocation(address, "", location, name)
     yield from _at_nodes(options)
+    for address in options.archive:
+        yield QuiverLocation(address, "", archive=address)
 
 
 def _at_nodes(options: SourceOptions) -> Iterator[QuiverLocation]:
@@ -105,6 +117,10 @@ def read_sealed(
     place: QuiverLocation, wanted: SealedRead, options: SourceOptions
 ) -> pa.RecordBatchReader:
     """Return sealed rows, from the files if they are on this machine."""
+    if place.archive:
+        return scan_archived(
+            open_place(options.archive_at(place.archive), Seam()), place.quiver, wanted
+        )
     if place.is_here and (options.local_reads or not place.location):
         try:
             return scan_sealed(RealDisk(), PurePath(place.directory), wanted)
@@ -113,6 +129,15 @@ def read_sealed(
             if not place.location:
                 raise
     return connect(place.location, place.quiver, options.client).read(wanted)
+
+
+def segments_in_archive(address: str, options: SourceOptions) -> list[Segment]:
+    """Return the segments in an archive, by quiver, oldest first; beside others it may be empty."""
+    bucket = open_place(options.archive_at(address), Seam())
+    found = archived_segments(bucket)
+    if len(options.places) == 1:
+        require_archive(found, bucket)
+    return each_range_once(found)
 
 
 def with_directory(place: QuiverLocation, quiver: RemoteQuiver) -> QuiverLocation:

@@ -16,7 +16,12 @@ import pyarrow.types as kinds
 
 from holdfast.dataflow.source.notes import recall, remember
 from holdfast.dataflow.source.options import SourceOptions
-from holdfast.dataflow.source.quiver_location import connect, quiver_locations, sealed_segments
+from holdfast.dataflow.source.quiver_location import (
+    connect,
+    quiver_locations,
+    sealed_segments,
+    segments_in_archive,
+)
 from holdfast.dataflow.source.rejected_judge import CAST_ERRORS, cast
 from holdfast.errors import BadInput, OwnerGone
 from holdfast.quiver.base.envelope import TIME_TYPE
@@ -150,8 +155,8 @@ def _with_new_columns(known: pa.Schema, found: pa.Schema) -> pa.Schema:
 
 
 def _here(options: SourceOptions) -> pa.Schema | None:
-    """Return the columns of what is sealed in data directories; None if nothing of the slot is."""
-    segments = _local_segments(options)
+    """Return the columns of what is sealed in directories and archives; None if nothing is."""
+    segments = _known_segments(options)
     files = [file.summary for segment in segments for file in segment.files]
     if not any(file.slot == options.slot or file.kind == OPAQUE for file in files):
         return None
@@ -164,9 +169,12 @@ def _here(options: SourceOptions) -> pa.Schema | None:
     return scan(segments, (), options.slot, columns, TimeRange(), "fail").schema
 
 
-def _local_segments(options: SourceOptions) -> list[Segment]:
-    """Return the sealed segments of all data directories that are read here."""
-    return [segment for path in options.path for segment in sealed_segments(path)]
+def _known_segments(options: SourceOptions) -> list[Segment]:
+    """Return the sealed segments of all data directories and archives, which are read here."""
+    found = [segment for path in options.path for segment in sealed_segments(path)]
+    for address in options.archive:
+        found += segments_in_archive(address, options)
+    return found
 
 
 def _at_servers(options: SourceOptions) -> Iterable[pa.Schema | None]:
@@ -216,7 +224,7 @@ def _plain(field: pa.Field) -> pa.Field:
 
 def _unknown(options: SourceOptions) -> BadInput:
     """Return the error for a stream whose columns nobody has declared, stored or remembered."""
-    files = [file.summary for segment in _local_segments(options) for file in segment.files]
+    files = [file.summary for segment in _known_segments(options) for file in segment.files]
     slots = ", ".join(sorted({file.slot for file in files}))
     return BadInput(
         f"nothing is sealed in slot {options.slot!r} yet, so its columns are not known",

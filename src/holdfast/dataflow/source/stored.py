@@ -1,8 +1,9 @@
 """A quiver as it is stored, read once and without a subscriber: `spark.read`, and replays.
 
-`spark.read` reads what is sealed now, here or at a server. Nothing keeps segments for such a batch.
-One that is removed between the plan and the reading of it is an error that says so; a batch that
-must not meet that reads what a subscriber has not acknowledged.
+`spark.read` reads what is sealed now, here, at a server or in an archive. Nothing keeps segments
+for such a batch. One that is removed between the plan and the reading of it, and is in no other
+place that was named, is an error that says so; a batch that must not meet that reads what a
+subscriber has not acknowledged.
 
 A replay is a stream. The planner does not see the difference: it plans, claims and reads as over a
 cursor. But nothing is registered, pinned or acknowledged, the owner works on meanwhile, and a
@@ -38,6 +39,7 @@ from holdfast.dataflow.source.quiver_location import (
     quiver_id_of,
     quiver_locations,
     sealed_segments,
+    segments_in_archive,
     with_directory,
 )
 from holdfast.dataflow.source.schema import EVENT_TIME, WATERMARK_COLUMNS
@@ -45,6 +47,7 @@ from holdfast.errors import BadConfig, DirectoryLocked, NotAllowed, UnknownPosit
 from holdfast.quiver import EventTimeStatement, Position, Quiver
 from holdfast.quiver.read.scan import TimeRange
 from holdfast.quiver.read.tables import ItemTimeRange
+from holdfast.quiver.segments.segment import Segment
 from holdfast.remote import PlannedRange, StoredSegment
 from holdfast.remote.stored import stored_segments
 from holdfast.remote.wire import SEQ_MAX
@@ -77,9 +80,33 @@ def _stored(
         return with_directory(place, quiver), quiver.quiver_id, _each_once(listed)
     segments = sealed_segments(place.directory)
     quiver_id = quiver_id_of(place.directory, segments)
+    return place, quiver_id, _wanted(segments, options, times)
+
+
+def _wanted(
+    segments: Sequence[Segment], options: SourceOptions, times: TimeRange
+) -> list[StoredSegment]:
+    """Return those of a quiver's segments that may hold wanted rows, by their summaries."""
+    start, end = _range(options)
     asked = ItemTimeRange(times.since_us, times.until_us) if options.table else times
-    found = [stored_segments(segments, s, asked, start, end) for s in _slots(options)]
-    return place, quiver_id, _each_once(found)
+    return _each_once([stored_segments(segments, s, asked, start, end) for s in _slots(options)])
+
+
+def _archived(
+    place: QuiverLocation, options: SourceOptions, times: TimeRange
+) -> Iterator[tuple[QuiverLocation, str, Iterable[StoredSegment]]]:
+    """Yield the quivers in an archive, as `_stored` returns one."""
+    quivers: dict[QuiverLocation, list[Segment]] = {}
+    for one in segments_in_archive(place.archive, options):
+        there = replace(place, quiver=one.path.parent.parent.as_posix())
+        quivers.setdefault(there, []).append(one)
+    if options.is_range and len(quivers) > 1:
+        raise BadConfig(
+            f"each quiver has numbers of its own, and {place.name} has {len(quivers)}",
+            hint="add the folder of one to the address, or read by event time: since, until",
+        )
+    for there, segments in quivers.items():
+        yield there, segments[0].summary.quiver_id, _wanted(segments, options, times)
 
 
 def _slots(options: SourceOptions) -> Sequence[str]:
@@ -206,6 +233,27 @@ class StoredQuiverClient(QuiverClient):
         self._quiver_id = None
 
 
+def _require_whole(
+    ranges: Sequence[CopiedRange[QuiverLocation]], found: Sequence[SegmentCopy[QuiverLocation]]
+) -> None:
+    """Refuse segments of one quiver that share some of their bundles, and not all.
+
+    Data nodes may cut a range anew. What a quiver archives is what it has, so there it is a copy of
+    the quiver that went on by itself, and its events are others under the same numbers.
+    """
+    whole = {
+        (copy.segment.quiver_id or copy.quiver_id, one.first_seq, one.end_seq)
+        for one in ranges
+        for copy in one.copies
+    }
+    for place, quiver_id, one in found:
+        if (one.quiver_id or quiver_id, one.first_seq, one.last_seq + 1) not in whole:
+            raise UnknownPosition(
+                f"segment {one.name} in {place.name} shares some of its bundles with another",
+                hint="one of them is of a copy of the quiver: leave its place out",
+            )
+
+
 class BatchReader(DataSourceReader):
     """Reads sealed segments, pruned by their summaries."""
 
@@ -230,18 +278,26 @@ class BatchReader(DataSourceReader):
         """Return groups of segments that may hold wanted rows."""
         places = quiver_locations(self._options)
         found = [copy for place in places for copy in self._segments(place)]
-        pieces = [self._piece(one) for one in each_once(found)]
+        ranges = list(each_once(found))
+        if self._options.archive and not self._options.nodes:
+            _require_whole(ranges, found)
+        pieces = [self._piece(one) for one in ranges]
         return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
 
     def _segments(self, place: QuiverLocation) -> Iterator[SegmentCopy[QuiverLocation]]:
         """Yield the segments of a place that may hold wanted rows."""
-        if self._options.seal:
+        if self._options.seal and not place.archive:
             _seal(place, self._options)
-        place, quiver_id, found = _stored(place, self._options, self._times)
+        quivers = (
+            _archived(place, self._options, self._times)
+            if place.archive
+            else [_stored(place, self._options, self._times)]
+        )
         first, last = self._seqs
-        for one in found:
-            if first <= one.last_seq and one.first_seq <= last:
-                yield SegmentCopy(place, quiver_id, one)
+        for there, quiver_id, found in quivers:
+            for one in found:
+                if first <= one.last_seq and one.first_seq <= last:
+                    yield SegmentCopy(there, quiver_id, one)
 
     def _piece(self, wanted: CopiedRange[QuiverLocation]) -> SegmentPiece:
         """Return what is to be read of some bundles.
@@ -252,8 +308,10 @@ class BatchReader(DataSourceReader):
         start, end = _range(self._options)
         begin = max(Position(wanted.first_seq), start or Position(0))
         until = min(Position(wanted.end_seq), end or Position(SEQ_MAX))
-        place, quiver_id, one = wanted.copies[0]
-        copies = wanted.copies if len(wanted.copies) > 1 else ()
+        # What is here, or at a server, is nearer than what is in a bucket.
+        copies = tuple(sorted(wanted.copies, key=lambda copy: bool(copy.place.archive)))
+        place, quiver_id, one = copies[0]
+        copies = copies if len(copies) > 1 else ()
         return SegmentPiece(place, quiver_id, one.name, begin, until, one.size_bytes, copies)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

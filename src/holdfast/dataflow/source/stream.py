@@ -63,6 +63,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "since_seq, until_seq, seal and pushdown are of a batch",
                 hint="use spark.read; a stream resumes where its subscriber is",
             )
+        if options.archive:
+            raise BadConfig(
+                "an archive has no subscribers: nothing in it says what was read",
+                hint="use spark.read over the archive, and stream from the quiver (path or quiver)",
+            )
         if options.nodes:
             raise BadConfig(
                 "a data node has no subscribers: it has only the parts that it owns",

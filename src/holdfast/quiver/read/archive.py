@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import PurePath, PurePosixPath
 from typing import Literal, Self
 
 import pyarrow as pa
 
 from holdfast.errors import BadInput, UnknownPosition
+from holdfast.quiver.base import names
 from holdfast.quiver.base.config import ArchiveConfig
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.quiver.read.scan import TimeRange, scan
+from holdfast.quiver.read.scan import Span, TimeRange, scan
+from holdfast.quiver.read.sealed import SealedRead
 from holdfast.quiver.segments.archive import archived_segments, open_place, require_archive
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam import Seam
+from holdfast.seam.bucket import Bucket
 
 
 class Archive:
@@ -73,6 +77,44 @@ class Archive:
             raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
         times = TimeRange.of(since, until)
         return scan(self._segments, [], slot, columns, times, on_damage)
+
+
+def scan_archived(bucket: Bucket, folder: str, wanted: SealedRead) -> pa.RecordBatchReader:
+    """Return rows of some segments of the quiver that has a folder in an archive, as `scan_sealed`
+    does of a directory.
+    """
+    places = [PurePosixPath(folder, names.SEGMENTS_DIR, name) for name in wanted.segments]
+    segments = []
+    for place in places:
+        found = archived_segments(bucket, place.as_posix())
+        if not found:
+            raise _gone(bucket, place)
+        segments += found
+
+    def refuse_if_gone(segment: Segment) -> bool:
+        if not any(True for _ in bucket.list(segment.path.as_posix())):
+            raise _gone(bucket, segment.path)
+        return False
+
+    return scan(
+        segments,
+        [],
+        wanted.slot,
+        wanted.columns,
+        wanted.times,
+        wanted.on_damage,
+        Span(wanted.start, wanted.end),
+        nulls_for_unknown=True,
+        was_removed=refuse_if_gone,
+    )
+
+
+def _gone(bucket: Bucket, place: PurePath) -> UnknownPosition:
+    return UnknownPosition(
+        "a segment is no longer in the archive",
+        hint="somebody removed it, or a lifecycle rule did; ask again",
+        path=f"{bucket.url}/{place}",
+    )
 
 
 def each_range_once(segments: Sequence[Segment]) -> list[Segment]:
