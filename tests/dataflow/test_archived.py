@@ -19,7 +19,7 @@ from holdfast.dataflow.source.options import parse_options
 from holdfast.dataflow.source.partitions import SourcePartition
 from holdfast.dataflow.source.stored import BatchReader
 from holdfast.dataflow.source.stream import StreamReader
-from holdfast.errors import BadConfig, CannotOpen, UnknownPosition
+from holdfast.errors import BadConfig, CannotOpen, UnknownPosition, WrongQuiver
 from holdfast.prove.store import BUCKET, running_s3
 from holdfast.quiver import ArchiveConfig, Quiver, SegmentConfig
 
@@ -151,7 +151,7 @@ def test_an_archive_of_several_quivers_has_the_numbers_of_each(tmp_path: Path) -
     assert numbers(reader(options(str(archive / one), since_seq=0))) == EVERYTHING
 
 
-def test_segments_that_share_some_of_their_bundles_are_refused(tmp_path: Path) -> None:
+def test_segments_of_a_copy_that_went_on_are_refused(tmp_path: Path) -> None:
     path, archive, copy = tmp_path / "quiver", tmp_path / "archive", tmp_path / "copy"
     with Quiver.open(path, CONFIG) as quiver:
         quiver.append(batch([(0.0, "k", 0)]))
@@ -163,7 +163,7 @@ def test_segments_that_share_some_of_their_bundles_are_refused(tmp_path: Path) -
                 quiver.append(batch([(0.0, "k", 0)]))
             quiver.flush()
             until(lambda: not _waiting(quiver), "archived", lambda: "")
-    with pytest.raises(UnknownPosition, match="shares some of its bundles with another"):
+    with pytest.raises(WrongQuiver, match=r"other bundles than .* under the same numbers"):
         numbers(reader(options(str(archive), copy)))
 
 

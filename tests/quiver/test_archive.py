@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import PurePath
@@ -11,7 +12,8 @@ import pytest
 from tests.deliver.exporters.fake_bucket import BucketTrouble, FakeBucket
 from tests.patience import APPEND_S, until
 from tests.quiver.machine import ROOT
-from tests.readers.setting import calm, check_books, drain, keep, sealed
+from tests.readers.setting import append, calm, check_books, drain, keep, sealed
+from tests.support.disk import GatedDisk
 
 from holdfast.errors import (
     BadInput,
@@ -20,15 +22,17 @@ from holdfast.errors import (
     NotAllowed,
     Overloaded,
     StoreUnavailable,
+    WrongQuiver,
 )
 from holdfast.quiver import Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 from holdfast.quiver.base.config import KB, MB, UPLOADS_MAX, ArchiveConfig
+from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.archiver import ArchiveStatistics
 from holdfast.quiver.read.archive import Archive
 from holdfast.quiver.segments.archive import folder_of
 from holdfast.seam import Seam
 from holdfast.seam.bucket_disk import FETCH_BYTES, FETCHES_KEPT, READ_TRIES, BucketDisk
-from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 URL = "s3://bucket/segments"
 AWAY = StoreUnavailable("the bucket is away", hint="wait")
@@ -190,8 +194,9 @@ def fill(quiver: Quiver, appends: int) -> list[int]:
 def test_at_the_cap_what_is_not_there_stays_and_appends_wait(place: Place) -> None:
     quiver = place.begin(full("block"))
     place.bucket.away = AWAY
-    with pytest.raises(Overloaded, match="the archive, which does not have it yet"):
+    with pytest.raises(Overloaded, match="the archive, which does not have it yet") as refused:
         fill(quiver, 20)
+    assert "(segment.archive: the bucket is away" in refused.value.message
     held = len(quiver.segments())
     assert told(quiver).removed_unarchived == 0
     place.bucket.away = None
@@ -433,3 +438,44 @@ def test_waits_are_bounded(name: str) -> None:
 def test_secrets_are_not_shown() -> None:
     shown = repr(SegmentConfig(archive=replace(ARCHIVE, options={"secret_access_key": "hidden"})))
     assert "hidden" not in shown
+
+
+# ------------------------------------------------------------------ cut differently
+
+
+def test_bundles_that_a_killed_quiver_seals_again_are_read_once(place: Place) -> None:
+    """Their segment was removed before their log was: they come again, with later ones."""
+    disk = SimulatedDisk()
+    held = GatedDisk(disk, QuiverPoint.TRUNCATE_UNLINK)
+    quiver = Quiver.open(ROOT, config(), seam=Seam(held, open_bucket=place.bucket.open))
+    lease = quiver.lease("reader")
+    seqs = sealed(quiver, 1, bundles=2)
+    assert list(drain(lease)) == seqs
+    until(lambda: not quiver.segments())
+    left = disk.kill()
+    held.gate.set()
+    with contextlib.suppress(SimulatedCrash):
+        quiver.close()
+    seam = Seam(left, open_bucket=place.bucket.open)
+    with Quiver.open(ROOT, config(), seam=seam) as again:
+        seqs += append(again, 2)
+        again.flush()
+        until_archived(again)
+    archive = Archive.open(URL, seam=place.seam)
+    ranges = [(one.summary.first_seq, one.summary.bundles) for one in archive.segments()]
+    assert ranges == [(0, 2), (0, 4)]
+    assert place.read() == seqs
+
+
+def test_a_copy_that_went_on_by_itself_is_refused(place: Place) -> None:
+    disk = SimulatedDisk()
+    quiver = Quiver.open(ROOT, config(), seam=Seam(disk, open_bucket=place.bucket.open))
+    append(quiver, 1)
+    copies = [disk.snapshot() for _ in range(2)]
+    quiver.close()
+    for number, one in enumerate(copies):
+        with Quiver.open(ROOT, config(), seam=Seam(one, open_bucket=place.bucket.open)) as opened:
+            sealed(opened, 1, bundles=1 + number)
+            until_archived(opened)
+    with pytest.raises(WrongQuiver, match=r"has other bundles than .*, under the same numbers"):
+        place.read()

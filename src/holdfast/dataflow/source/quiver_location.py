@@ -22,7 +22,7 @@ from holdfast.dataflow.source.options import SourceOptions
 from holdfast.errors import BadConfig, Damaged, OwnerGone, UnknownPosition, WrongQuiver
 from holdfast.quiver.base import names
 from holdfast.quiver.base.identity import identity_or_none
-from holdfast.quiver.read.archive import each_range_once, scan_archived
+from holdfast.quiver.read.archive import refuse_forks, scan_archived
 from holdfast.quiver.read.sealed import SealedRead, scan_sealed
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.archive import archived_segments, open_place, require_archive
@@ -132,12 +132,16 @@ def read_sealed(
 
 
 def segments_in_archive(address: str, options: SourceOptions) -> list[Segment]:
-    """Return the segments in an archive, by quiver, oldest first; beside others it may be empty."""
+    """Return the segments in an archive, by quiver, oldest first; beside others it may be empty.
+
+    Raises `WrongQuiver` if it has others than the directories that are read, under their numbers.
+    """
     bucket = open_place(options.archive_at(address), Seam())
     found = archived_segments(bucket)
     if len(options.places) == 1:
         require_archive(found, bucket)
-    return each_range_once(found)
+    refuse_forks([*found, *(one for path in options.path for one in sealed_segments(path))])
+    return sorted(found, key=lambda one: (one.summary.quiver_id, one.summary.first_seq))
 
 
 def with_directory(place: QuiverLocation, quiver: RemoteQuiver) -> QuiverLocation:

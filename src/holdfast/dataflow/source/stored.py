@@ -233,27 +233,6 @@ class StoredQuiverClient(QuiverClient):
         self._quiver_id = None
 
 
-def _require_whole(
-    ranges: Sequence[CopiedRange[QuiverLocation]], found: Sequence[SegmentCopy[QuiverLocation]]
-) -> None:
-    """Refuse segments of one quiver that share some of their bundles, and not all.
-
-    Data nodes may cut a range anew. What a quiver archives is what it has, so there it is a copy of
-    the quiver that went on by itself, and its events are others under the same numbers.
-    """
-    whole = {
-        (copy.segment.quiver_id or copy.quiver_id, one.first_seq, one.end_seq)
-        for one in ranges
-        for copy in one.copies
-    }
-    for place, quiver_id, one in found:
-        if (one.quiver_id or quiver_id, one.first_seq, one.last_seq + 1) not in whole:
-            raise UnknownPosition(
-                f"segment {one.name} in {place.name} shares some of its bundles with another",
-                hint="one of them is of a copy of the quiver: leave its place out",
-            )
-
-
 class BatchReader(DataSourceReader):
     """Reads sealed segments, pruned by their summaries."""
 
@@ -278,10 +257,7 @@ class BatchReader(DataSourceReader):
         """Return groups of segments that may hold wanted rows."""
         places = quiver_locations(self._options)
         found = [copy for place in places for copy in self._segments(place)]
-        ranges = list(each_once(found))
-        if self._options.archive and not self._options.nodes:
-            _require_whole(ranges, found)
-        pieces = [self._piece(one) for one in ranges]
+        pieces = [self._piece(one) for one in each_once(found)]
         return [SourcePartition(group) for group in split(pieces, self._options.partition_bytes)]
 
     def _segments(self, place: QuiverLocation) -> Iterator[SegmentCopy[QuiverLocation]]:

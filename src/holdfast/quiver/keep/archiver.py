@@ -125,8 +125,13 @@ class Archiver:
             "%s is removed for want of room, and is not in the archive (%s): %s",
             name,
             "segment.archive.on_full is remove",
-            self._last_error or "it was not its turn yet",
+            self.why_not_yet,
         )
+
+    @property
+    def why_not_yet(self) -> str:
+        """Why what waits is not in the archive."""
+        return self._last_error or "it was not its turn yet"
 
     def statistics(self) -> ArchiveStatistics:
         """Return a snapshot."""

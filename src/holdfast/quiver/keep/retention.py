@@ -242,8 +242,9 @@ class Retention:
             return self.disk_room.refusal()
         segments = self._catalog.snapshot()
         holders = sorted(self._holders(segments))
-        if segments and not self._is_archived(segments[0]):
-            holders.append("the archive, which does not have it yet (segment.archive)")
+        if self.archiver is not None and segments and not self._is_archived(segments[0]):
+            why = f"segment.archive: {self.archiver.why_not_yet}"
+            holders.append(f"the archive, which does not have it yet ({why})")
         who = f"its oldest is held by {', '.join(holders)}"
         if not holders:
             who = "nobody is registered to read it"

@@ -16,11 +16,12 @@ from typing import Literal, Self
 
 import pyarrow as pa
 
-from holdfast.errors import BadInput, UnknownPosition
+from holdfast.errors import BadInput, UnknownPosition, WrongQuiver
 from holdfast.quiver.base import names
 from holdfast.quiver.base.config import ArchiveConfig
 from holdfast.quiver.ledger.intervals import IntervalSet
-from holdfast.quiver.read.scan import Span, TimeRange, scan
+from holdfast.quiver.ledger.subscriber import Position
+from holdfast.quiver.read.scan import EVERYTHING, Span, TimeRange, scan, scan_pieces
 from holdfast.quiver.read.sealed import SealedRead
 from holdfast.quiver.segments.archive import archived_segments, open_place, require_archive
 from holdfast.quiver.segments.segment import Segment
@@ -34,7 +35,7 @@ class Archive:
     def __init__(self, url: str, segments: Sequence[Segment]) -> None:
         """Use `Archive.open`."""
         self.url = url
-        self._segments = tuple(each_range_once(segments))
+        self._pieces = each_bundle_once(segments)
 
     @classmethod
     def open(
@@ -57,11 +58,11 @@ class Archive:
     @property
     def quiver_ids(self) -> tuple[str, ...]:
         """The quivers that have segments here."""
-        return tuple(dict.fromkeys(one.summary.quiver_id for one in self._segments))
+        return tuple(dict.fromkeys(one.summary.quiver_id for one in self.segments()))
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments, by quiver, oldest first."""
-        return self._segments
+        return tuple(dict.fromkeys(segment for segment, _ in self._pieces))
 
     def scan(
         self,
@@ -76,7 +77,7 @@ class Archive:
         if columns is not None and (isinstance(columns, str) or not columns):
             raise BadInput(f"columns is {columns!r}", hint="give a list of names, or None for all")
         times = TimeRange.of(since, until)
-        return scan(self._segments, [], slot, columns, times, on_damage)
+        return scan_pieces(self._pieces, [], slot, columns, times, on_damage)
 
 
 def scan_archived(bucket: Bucket, folder: str, wanted: SealedRead) -> pa.RecordBatchReader:
@@ -117,30 +118,68 @@ def _gone(bucket: Bucket, place: PurePath) -> UnknownPosition:
     )
 
 
-def each_range_once(segments: Sequence[Segment]) -> list[Segment]:
-    """Return segments of any places, those of the same range once: the first of them.
+def each_bundle_once(segments: Sequence[Segment]) -> list[tuple[Segment, Span]]:
+    """Return what is to be read of segments of any places, so that each bundle is read once.
 
-    By the quivers that their manifests name, and in the order of their seqs. Two that have some
-    bundles in common and others not are refused: no quiver makes such, and reading both would show
-    events twice.
+    By the quivers that their manifests name, and in the order of their seqs. A quiver that is
+    killed after it removed a segment may find its bundles in the log, and seal them again, together
+    with later ones: of that segment only the rest is read.
     """
     quivers: dict[str, list[Segment]] = {}
     for segment in segments:
         quivers.setdefault(segment.summary.quiver_id, []).append(segment)
-    found: list[Segment] = []
+    found: list[tuple[Segment, Span]] = []
     for those in quivers.values():
-        taken, ranges = IntervalSet(), set()
-        for segment in sorted(those, key=lambda one: one.summary.first_seq):
-            first, end = segment.summary.first_seq, segment.summary.last_seq + 1
-            if (first, end) in ranges:
-                continue
-            if list(taken.holes(first, end)) != [(first, end)]:
-                raise UnknownPosition(
-                    "two segments share some of their bundles, and not all",
-                    hint="one of them is of a copy of the quiver: move it away",
-                    path=str(segment.path),
-                )
+        refuse_forks(those)
+        taken, pieces = IntervalSet(), list[tuple[int, int, Segment]]()
+        for segment in sorted(those, key=lambda one: one.summary.name.segment_seq):
+            first, end = _bounds(segment)
+            pieces += [(*hole, segment) for hole in taken.holes(first, end)]
             taken.add(first, end)
-            ranges.add((first, end))
-            found.append(segment)
+        for first, end, segment in sorted(pieces, key=lambda piece: piece[:2]):
+            whole = (first, end) == _bounds(segment)
+            found.append((segment, EVERYTHING if whole else Span(Position(first), Position(end))))
     return found
+
+
+def refuse_forks(segments: Sequence[Segment]) -> None:
+    """Raise `WrongQuiver` if segments of one quiver have different bundles of the same number.
+
+    That is what a data directory that was copied leaves, where both go on. It is looked for where
+    two segments overlap, and are not of the same range.
+    """
+    quivers: dict[str, list[Segment]] = {}
+    for segment in segments:
+        quivers.setdefault(segment.summary.quiver_id, []).append(segment)
+    for those in quivers.values():
+        by_seq = sorted(those, key=_bounds)
+        # Those that reach the next one, of which there hardly ever is any.
+        reaching: list[Segment] = []
+        for segment in by_seq:
+            first, _ = bounds = _bounds(segment)
+            reaching = [one for one in reaching if _bounds(one)[1] > first]
+            for other in reaching:
+                if _bounds(other) != bounds and not _agree(segment, other):
+                    raise WrongQuiver(
+                        f"{segment.path.name} has other bundles than {other.path.name}, under "
+                        "the same numbers",
+                        hint="one of them is of a copy of the quiver: move it away",
+                        path=str(segment.path),
+                    )
+            reaching.append(segment)
+
+
+def _agree(one: Segment, other: Segment) -> bool:
+    """Whether bundles that both have are the same, by the moment at which they were accepted."""
+    known = _moments(other)
+    return all(known.get(seq, moment) == moment for seq, moment in _moments(one).items())
+
+
+def _moments(segment: Segment) -> dict[int, int]:
+    table = segment.bundle_table
+    columns = (table.column(name).to_pylist() for name in ("seq", "ingestion_ns"))
+    return dict(zip(*columns, strict=True))
+
+
+def _bounds(segment: Segment) -> tuple[int, int]:
+    return segment.summary.first_seq, segment.summary.last_seq + 1

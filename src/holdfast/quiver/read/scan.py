@@ -175,6 +175,7 @@ class StoredRows:
     noted: tuple[str, ...] = ()
     # What single bundles lack, if that is asked for.
     slots_of: SlotsOf = _no_slots
+    span: Span = EVERYTHING
 
     def lacks(self, seq: int) -> tuple[str, ...]:
         """Return the slots of a bundle that cannot be read."""
@@ -198,36 +199,63 @@ def scan(  # noqa: PLR0913  (what to read, and what to do where it cannot be)
     With `nulls_for_unknown` a column that no row has is not an error. A segment that `was_removed`
     while it was read ends there.
     """
-    segments = [s for s in segments if span.overlaps(s.summary.first_seq, s.summary.last_seq)]
+    return scan_pieces(
+        [(segment, span) for segment in segments],
+        [(made, span) for made in tail],
+        slot,
+        columns,
+        times,
+        on_damage,
+        nulls_for_unknown=nulls_for_unknown,
+        was_removed=was_removed,
+    )
+
+
+def scan_pieces(
+    pieces: Sequence[tuple[Segment, Span]],
+    tail: Sequence[tuple[GroupTable, Span]],
+    slot: str | None,
+    columns: Sequence[str] | None,
+    times: TimeRange,
+    on_damage: OnDamage,
+    *,
+    nulls_for_unknown: bool = False,
+    was_removed: WasRemoved = _never,
+) -> pa.RecordBatchReader:
+    """Return what `scan` does, of each segment only some of its bundles."""
+    pieces = [
+        (s, span) for s, span in pieces if span.overlaps(s.summary.first_seq, s.summary.last_seq)
+    ]
     # The schema must be known before the first batch is yielded: Arrow readers announce it up
     # front. That is why parts are listed first, with their schemas, and read lazily afterwards.
-    slot = slot or only_slot(segments, tail, on_damage)
+    made_tables = [made for made, _ in tail]
+    slot = slot or only_slot([segment for segment, _ in pieces], made_tables, on_damage)
     flags = on_damage == "flag"
     parts: list[StoredRows] = []
-    for segment in segments:
+    for segment, span in pieces:
         forgive = _forgiving(segment, on_damage, was_removed)
         found = _segment_parts(segment, slot, times, forgive, span)
         if flags:
             slots_of = SegmentDamage(segment, was_removed).slots_of
             found = map(partial(replace, slots_of=slots_of), found)
-        parts += found
-    for made in tail:
-        parts += _tail_parts(made, slot)
+        parts += [replace(part, span=span) for part in found]
+    for made, span in tail:
+        parts += [replace(part, span=span) for part in _tail_parts(made, slot)]
     known = [part.schema for part in parts]
     if flags and columns is not None and DAMAGED_SLOTS.name not in columns:
         columns = [*columns, DAMAGED_SLOTS.name]
     schema = _common_schema(known, columns, flags=flags, nulls_for_unknown=nulls_for_unknown)
-    batches = _batches(parts, schema, times, span, flags=flags)
+    batches = _batches(parts, schema, times, flags=flags)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _batches(
-    parts: Sequence[StoredRows], schema: pa.Schema, times: TimeRange, span: Span, *, flags: bool
+    parts: Sequence[StoredRows], schema: pa.Schema, times: TimeRange, *, flags: bool
 ) -> Iterator[pa.RecordBatch]:
     # The mask is made before columns are dropped: the event time may not be among those asked for.
     for part in parts:
         for batch in part.read():
-            rows = batch if span == EVERYTHING else span.cut(batch)
+            rows = batch if part.span == EVERYTHING else part.span.cut(batch)
             if rows.num_rows:
                 mask = times.mask(rows.column("_event_time"))
                 rows = flagged(rows, part.lacks) if flags else rows
