@@ -11,7 +11,7 @@ from holdfast.graph.environment import (
     missing_in_environment,
     missing_packages,
 )
-from holdfast.graph.loader import load
+from holdfast.graph.loader import Loaded, load
 
 GRAPH = """\
 data_dir: {data_dir}
@@ -66,6 +66,27 @@ def test_what_one_setting_of_an_exporter_needs_is_found(
     (told,) = missing_packages(load(path))
     assert "needs the extra `bucket`" in told.message
     assert "[bucket]" in told.hint
+
+
+def test_what_an_archive_needs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "holdfast.yaml"
+
+    def load_with(archive: str) -> Loaded:
+        quiver = f"hold: {{kind: processor, type: quiver, to: [out], config: {archive}}}"
+        text = GRAPH.format(data_dir="data", config=KAFKA).replace("to: [out]", "to: [hold]")
+        path.write_text(text.replace("  out:", f"  {quiver}\n  out:"))
+        return load(path)
+
+    bucket = "{segment: {archive: {url: 's3://b', bucket: {options: {%s: x}}}}}"
+    (told,) = missing_in_environment(load_with(bucket % "no_such_setting"))
+    assert told.line == 4
+    assert "the bucket cannot be used" in told.message
+    assert missing_in_environment(load_with(bucket % "region")) == []
+    monkeypatch.setattr("holdfast.extras.find_spec", lambda name: None if name == "obstore" else 1)
+    (told,) = missing_packages(load_with(bucket % "region"))
+    assert "needs the extra `bucket`" in told.message
+    assert "[bucket]" in told.hint
+    assert missing_packages(load_with("{segment: {archive: {url: /mnt/archive}}}")) == []
 
 
 def test_settings_that_only_the_exporters_library_can_judge_are_found(tmp_path: Path) -> None:

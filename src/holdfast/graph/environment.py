@@ -19,11 +19,13 @@ from holdfast.dataflow.driver.java import JAVA_MIN, find_java
 from holdfast.deliver.exporter import ExporterContext
 from holdfast.errors import ConfigFinding, HoldfastError, NotInstalled
 from holdfast.extras import install_command, missing_modules, not_installed
+from holdfast.graph import quiver_node
 from holdfast.graph.addresses import flight_addresses, listeners_of
 from holdfast.graph.document import TreePath
 from holdfast.graph.loader import Loaded
 from holdfast.graph.model import Node
 from holdfast.graph.paths import dead_letters_directory, plan
+from holdfast.quiver.segments.archive import open_place
 from holdfast.receive.listening import parse_address
 from holdfast.seam import Seam
 
@@ -39,6 +41,7 @@ def missing_in_environment(loaded: Loaded) -> list[ConfigFinding]:
         *_ports(loaded),
         *_packages(loaded),
         *_exporters(loaded),
+        *_archives(loaded),
         *_java(loaded),
     ]
     return _findings(loaded, problems)
@@ -156,12 +159,32 @@ def _packages(loaded: Loaded) -> Iterator[EnvironmentProblem]:
             message = f"the exporter {node.component.type!r} is not installed"
             yield at, message, install_command(extra)
             continue
-        for needed in node.component.needs(node.config):
-            for module in missing_modules(needed)[:1]:
-                error = not_installed(needed, module)
-                yield (*at, "config"), error.message, error.hint
+        yield from _needed(at, node)
+    for node in loaded.graph.quivers:
+        yield from _needed(("nodes", node.name), node)
     if _runs_pipelines(loaded) and find_spec("pyspark") is None:
         yield ("pipelines",), "Spark is not installed", install_command("spark")
+
+
+def _needed(at: TreePath, node: Node) -> Iterator[EnvironmentProblem]:
+    """Look for what some settings of a node need, and others do not."""
+    for needed in node.component.needs(node.config):
+        for module in missing_modules(needed)[:1]:
+            error = not_installed(needed, module)
+            yield (*at, "config"), error.message, error.hint
+
+
+def _archives(loaded: Loaded) -> Iterator[EnvironmentProblem]:
+    """Make what reaches each archive: settings of buckets that only its library can judge."""
+    for node in loaded.graph.nodes.values():
+        if not isinstance(node.config, quiver_node.Config) or node.config.segment.archive is None:
+            continue
+        try:
+            open_place(node.config.segment.archive.as_config(), Seam())
+        except NotInstalled:
+            continue  # told already
+        except HoldfastError as error:
+            yield ("nodes", node.name, "config"), error.message, error.hint
 
 
 def _exporters(loaded: Loaded) -> Iterator[EnvironmentProblem]:

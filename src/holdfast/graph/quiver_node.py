@@ -250,3 +250,9 @@ class Config(Settings):
             segment=self.segment.as_config(),
             retention=self.retention.as_config(),
         )
+
+
+def needs(config: Config) -> tuple[str, ...]:
+    """Return the extras that these settings need: an archive in a folder needs none."""
+    archive = config.segment.archive
+    return ("bucket",) if archive is not None and is_bucket(archive.url) else ()
