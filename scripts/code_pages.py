@@ -171,7 +171,9 @@ spark = SparkSession.builder.getOrCreate()
 events = spark.read.format("holdfast").option("path", "data").load()
 ```
 
-- **`spark.read`** reads what is sealed, once. With `store` it reads the files of a commit.
+- **`spark.read`** reads what is sealed, once. With `archive` it reads what was
+  [archived](../guide/archive.md), too (`pip install '.[spark,bucket]'` for a bucket). With
+  `store` it reads the files of a commit.
 - **`spark.readStream`** needs `subscriber`: under that name every quiver keeps how far the
   stream is, and keeps what it has not read. Give it Spark's `checkpointLocation` as
   `checkpoint` as well: then what Spark has committed is acknowledged at once, and freed.
