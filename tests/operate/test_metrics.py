@@ -18,7 +18,8 @@ from holdfast.operate.cli.quiver.show import metrics_command as command
 from holdfast.operate.metrics import METRICS, prometheus_name, records, render
 from holdfast.quiver import Cores, Quiver, QuiverConfig, RetentionConfig
 from holdfast.quiver.base.frame import Totals
-from holdfast.quiver.statistics import SignalStatistics, SubscriberStatistics
+from holdfast.quiver.keep.archiver import ArchiveStatistics
+from holdfast.quiver.statistics import SignalStatistics, Statistics, SubscriberStatistics
 from holdfast.seam import Seam
 from holdfast.seam.simulated import SimulatedDisk
 
@@ -43,6 +44,7 @@ NOT_SHOWN = {
     "retention.dropped_by_subscriber",
     "last_seal_error",
     "last_keeper_error",
+    "archive.last_error",
 }
 
 
@@ -95,9 +97,15 @@ def test_names_are_unique_and_every_metric_explains_itself() -> None:
         assert metric.watch
 
 
+def with_everything(quiver: Quiver) -> Statistics:
+    """Return its statistics, as if it had also what this one has not."""
+    archive = ArchiveStatistics(1, 2, 3, 4, 5, 6, 7, "away")
+    return replace(quiver.statistics(), signals={"traces": SignalStatistics(3, 4)}, archive=archive)
+
+
 def test_every_figure_has_exactly_the_labels_that_the_table_gives_it(quiver: Quiver) -> None:
     labels = {metric.name: {"quiver", "core_id", *metric.labels} for metric in METRICS}
-    some = replace(quiver.statistics(), signals={"traces": SignalStatistics(3, 4)})
+    some = with_everything(quiver)
     told = list(records({"main": some}))
     assert {record.name for record in told} == labels.keys()
     assert [record for record in told if set(record.labels) != labels[record.name]] == []
@@ -133,7 +141,7 @@ def changed_once(now: Any) -> Iterator[tuple[str, Any]]:
 
 
 def test_nothing_that_a_quiver_tells_is_left_out_by_accident(quiver: Quiver) -> None:
-    now = replace(quiver.statistics(), signals={"traces": SignalStatistics(3, 4)})
+    now = with_everything(quiver)
     shown = list(records({"main": now}))
     told = {name: list(records({"main": changed})) for name, changed in changed_once(now)}
     assert {name for name, found in told.items() if found == shown} == NOT_SHOWN
