@@ -24,7 +24,7 @@ from xxhash import xxh3_64_hexdigest
 
 from holdfast.errors import StorageFailed
 from holdfast.quiver.base.config import ItemTable
-from holdfast.quiver.read.scan import TimeRange
+from holdfast.quiver.read.scan import EVERYTHING, TimeRange
 from holdfast.quiver.read.tables import StoredParts, scan_table, table_schema
 from holdfast.quiver.segments.segment import Segment
 
@@ -84,7 +84,9 @@ class KeptTables:
         if not path.exists():
             fresh = path.with_suffix(f".{os.getpid()}.new")
             try:
-                rows = scan_table(table, StoredParts([segment], []), None, TimeRange())
+                rows = scan_table(
+                    table, StoredParts([(segment, EVERYTHING)], []), None, TimeRange()
+                )
                 with pq.ParquetWriter(fresh, rows.schema, compression="zstd") as writer:
                     for batch in rows:
                         writer.write_batch(batch, row_group_size=_GROUP_ROWS)

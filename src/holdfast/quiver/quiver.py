@@ -309,7 +309,9 @@ class Quiver:
         made = [one for held in tail for one in tables.tables(held)]
         times, span = TimeRange.of(since, until), Span(start, end)
         if table is not None:
-            parts = StoredParts(found, [made], how, span, self._was_removed)
+            parts = StoredParts(
+                [(one, span) for one in found], [made], how, span, self._was_removed
+            )
             return scan_table(known_table(self._config.tables, table), parts, columns, times)
         return scan(found, made, slot, columns, times, how, span, was_removed=self._was_removed)
 

@@ -30,7 +30,7 @@ from holdfast.quiver.read.scan import (
     Span,
     TimeRange,
     WasRemoved,
-    scan,
+    scan_pieces,
 )
 from holdfast.quiver.segments.manifest import OPAQUE, BatchSummary
 from holdfast.quiver.segments.rows import GroupTable
@@ -109,10 +109,12 @@ def may_have_items(table: ItemTable, segment: Segment) -> bool:
 class StoredParts:
     """What a table is made from: sealed segments, and what is not sealed yet."""
 
-    segments: Sequence[Segment]
+    # Each with those of its bundles that are to be read.
+    pieces: Sequence[tuple[Segment, Span]]
     # Of each quiver by itself: the numbers of bundles are its own.
     tails: Sequence[Sequence[GroupTable]]
     on_damage: OnDamage = "fail"
+    # Of the tails.
     span: Span = EVERYTHING
     was_removed: WasRemoved = lambda _: False
 
@@ -122,26 +124,28 @@ class StoredParts:
         One by one: numbers by which the rows of several slots refer to each other are put together
         within a segment.
         """
-        for segment in self.segments:
+        for segment, span in self.pieces:
             summary = segment.summary
-            overlaps = self.span.overlaps(summary.first_seq, summary.last_seq)
+            overlaps = span.overlaps(summary.first_seq, summary.last_seq)
             if overlaps and may_have_items(table, segment):
-                yield self._scan_slot([segment], (), times)
+                yield self._scan_slot([(segment, span)], (), times)
         for tail in self.tails:
             yield self._scan_slot([], tail, times)
 
     def _scan_slot(
-        self, segments: Sequence[Segment], tail: Sequence[GroupTable], times: TimeRange
+        self,
+        pieces: Sequence[tuple[Segment, Span]],
+        tail: Sequence[GroupTable],
+        times: TimeRange,
     ) -> ScanSlot:
         # A bundle that lacks rows of one slot is left out whole, which the others have to say.
-        return lambda slot, columns: scan(
-            segments,
-            tail,
+        return lambda slot, columns: scan_pieces(
+            pieces,
+            [(made, self.span) for made in tail],
             slot,
             columns,
             times,
             "flag" if self.on_damage == "skip" and columns is None else self.on_damage,
-            self.span,
             nulls_for_unknown=True,
             was_removed=self.was_removed,
         )

@@ -50,6 +50,10 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 @click.command("sql")
 @target_argument
 @click.argument("query", metavar="SQL")
+@click.option(
+    "--archive", "archives", multiple=True, metavar="ADDRESS",
+    help="Also what is in this archive, s3://bucket/prefix or a folder, and no longer here.",
+)  # fmt: skip
 @time_option("--since", "Only items and events of this time or later, with a zone.")
 @time_option("--until", "Only items and events before this time, with a zone.")
 @click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
@@ -74,6 +78,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 def sql_command(  # noqa: PLR0913, PLR0917  (its options)
     target: Target,
     query: str,
+    archives: tuple[str, ...],
     since: datetime | None,
     until: datetime | None,
     skip_damaged: bool,
@@ -86,14 +91,19 @@ def sql_command(  # noqa: PLR0913, PLR0917  (its options)
 ) -> None:
     """Answer a query in SQL (duckdb) over the slots and tables of a quiver.
 
-    Of a gateway's graph file or data directory: of all its quivers. Tables are `spans`, `logs` and
-    `points`, a row for each item, and every slot under its own name. With --json each row is a line
-    of JSON; bytes, such as ids, are in hexadecimal digits.
+    Of a gateway's graph file or data directory: of all its quivers; or of an archive of segments,
+    s3://bucket/prefix or file:///folder. Tables are `spans`, `logs` and `points`, a row for each
+    item, and every slot under its own name. With --json each row is a line of JSON; bytes, such as
+    ids, are in hexadecimal digits.
     """
     need("query")
-    directories = [one.directory for one in target.quivers()] or [target.path]
+    if "://" in target.named:
+        directories, archives = [], (target.named, *archives)
+    else:
+        directories = [one.directory for one in target.quivers()] or [target.path]
     datasets = open_tables(
         *directories,
+        archives=archives,
         since=since,
         until=until,
         on_damage="flag" if partial else "skip" if skip_damaged else "fail",
