@@ -8,7 +8,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from holdfast.bucket_url import BUCKET_SCHEMES, bucket_problem_of, is_bucket
 from holdfast.local_path import problem_of
-from holdfast.settings import DurationS, FileSettings, Secret
+from holdfast.settings.models import FileSettings, Secret
+from holdfast.settings.units import DurationS
 
 
 def _is_folder_or_bucket(value: str) -> str:

@@ -182,7 +182,7 @@ def endpoint_url(address: str, path: str) -> URL:
     return URL(f"{url.origin()}{whole}{query}", encoded=True)
 
 
-class _Address(NamedTuple):
+class _KnownAddress(NamedTuple):
     """What an address means for a request."""
 
     host: str
@@ -201,7 +201,7 @@ class HttpClient:
         # its path, and not a failed connection hours later.
         self._certificates = ClientCertificates(settings.tls, context)
         self._proxy = _proxy_of(settings.proxy)
-        self._addresses: dict[URL, _Address] = {}
+        self._addresses: dict[URL, _KnownAddress] = {}
         self._connections: HttpConnections | None = None
 
     async def start(self) -> None:
@@ -242,7 +242,7 @@ class HttpClient:
         except HttpFailed as error:
             raise SendFailed(failure_of_exception(error)) from None
 
-    def _remember(self, url: URL) -> _Address:
+    def _remember(self, url: URL) -> _KnownAddress:
         assert url.raw_host is not None, "BUG: an address without a host"
         assert url.port is not None, "BUG: an address without a port"
         is_tls = url.scheme == "https"
@@ -252,10 +252,10 @@ class HttpClient:
         lines = f"POST {target} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n"
         if len(self._addresses) >= KNOWN_ADDRESSES_MAX:
             self._addresses.clear()
-        address = self._addresses[url] = _Address(url.raw_host, url.port, is_tls, lines)
+        address = self._addresses[url] = _KnownAddress(url.raw_host, url.port, is_tls, lines)
         return address
 
-    def _head(self, address: _Address, headers: Mapping[str, str], body_bytes: int) -> bytes:
+    def _head(self, address: _KnownAddress, headers: Mapping[str, str], body_bytes: int) -> bytes:
         """Return the head of a request."""
         lines = _OWN_LINES | {name.lower(): f"{name}: {value}" for name, value in headers.items()}
         for line in lines.values():
