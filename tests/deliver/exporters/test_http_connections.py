@@ -27,7 +27,7 @@ from tests.deliver.exporters.proxy import forward_proxy
 from tests.patience import PATIENCE_S, until
 from tests.support.certificates import Certificates
 
-from holdfast.deliver.exporters import http_connections
+from holdfast.deliver.exporters import happy_eyeballs, http_connections
 from holdfast.deliver.exporters.http_connections import (
     ANSWER_HEAD_BYTES_MAX,
     HttpAnswer,
@@ -372,7 +372,7 @@ def test_a_number_is_an_address_also_where_this_machine_has_no_other_of_its_kind
 def test_families_of_addresses_take_turns() -> None:
     six = [(socket.AF_INET6, 1, 0, "", n) for n in range(3)]
     four = [(socket.AF_INET, 1, 0, "", n) for n in range(2)]
-    found = http_connections._by_turns([*six, *four])
+    found = happy_eyeballs._by_turns([*six, *four])
     assert found == [six[0], four[0], six[1], four[1], six[2]]
 
 

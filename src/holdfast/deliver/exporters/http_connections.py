@@ -30,18 +30,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
-import ipaddress
 import itertools
 import math
 import os
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import httptools
+
+from holdfast.deliver.exporters.happy_eyeballs import connected_socket
 
 # How long the rest of an answer may take that nobody needs.
 UNNEEDED_BODY_S = 1.0
@@ -57,16 +56,12 @@ ANSWER_HEAD_BYTES_MAX = 64 * 1024
 _INTERIM_BYTES = 64
 # Larger bodies are handed over in pieces of this size, each when the one before is nearly gone.
 PIECE_BYTES = 256 * 1024
-# How much longer the next address of a host waits for the one before (RFC 8305).
-HEAD_START_S = 0.25
 # How long connections may take to be gone after they were cut.
 CLOSE_S = 2.0
 
 _SWITCHING_PROTOCOLS = 101
 _NO_BODY_STATUSES = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-
-_AddressInfo = tuple[int, int, int, str, Any]
 
 
 class HttpFailed(Exception):
@@ -523,7 +518,7 @@ class HttpConnections:
         host, port = route[:2] if route.proxy is None else route.proxy[:2]
         loop = asyncio.get_running_loop()
         try:
-            connected = await _connected_socket(host, port, self._limits.total_s)
+            connected = await connected_socket(host, port, self._limits.total_s)
             try:
                 await loop.create_connection(lambda: connection, sock=connected)
             except BaseException:
@@ -554,89 +549,6 @@ async def _open_tunnel(
         raise HttpNotConnected(error.cause, to_proxy=True) from None
     if not _is_success(answer.status):
         raise HttpProxyRefused(answer.status)
-
-
-async def _connected_socket(host: str, port: int, untaken_s: float) -> socket.socket:
-    """Connect to the first address of a host that takes us (RFC 8305, "happy eyeballs")."""
-    loop = asyncio.get_running_loop()
-    # Of a name, no addresses of a kind that this machine has none of. A number is meant: `::1` is
-    # there also where no other address is of its kind.
-    flags = 0 if _is_number(host) else socket.AI_ADDRCONFIG
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    except UnicodeError as error:  # no name that could be asked for
-        raise socket.gaierror(socket.EAI_NONAME, "not a name") from error
-    connect = functools.partial(_connect_to, untaken_s=untaken_s)
-    waiting = _by_turns(found)
-    if len(waiting) == 1:
-        return await connect(waiting[0])
-    running: set[asyncio.Task[socket.socket]] = set()
-    refusals: list[BaseException] = []
-    try:
-        while waiting or running:
-            if waiting:
-                running.add(loop.create_task(connect(waiting.pop(0))))
-            done, _ = await asyncio.wait(
-                running,
-                timeout=HEAD_START_S if waiting else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            for task in done:
-                running.discard(task)
-                refusal = task.exception()
-                if refusal is None:
-                    return task.result()
-                refusals.append(refusal)
-    finally:
-        for task in running:
-            task.cancel()
-            task.add_done_callback(_close_unused)
-    raise refusals[0] if refusals else socket.gaierror(socket.EAI_NONAME, "no address")
-
-
-def _is_number(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _by_turns(found: Sequence[_AddressInfo]) -> list[_AddressInfo]:
-    """Return addresses with their families in turns, beginning with the first."""
-    families = [one[0] for one in found]
-    return sorted(
-        found,
-        key=lambda one: (
-            [other for other in found if other[0] == one[0]].index(one),
-            families.index(one[0]),
-        ),
-    )
-
-
-async def _connect_to(info: _AddressInfo, untaken_s: float) -> socket.socket:
-    """Connect a socket that the kernel gives up if its bytes are not taken for so long.
-
-    One that is closed while a backend does not read would stay until it does.
-    """
-    family, kind, protocol, _, address = info
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setblocking(False)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            longest_ms = math.ceil(untaken_s * 1000)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, longest_ms)
-        await asyncio.get_running_loop().sock_connect(made, address)
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def _close_unused(task: asyncio.Task[socket.socket]) -> None:
-    """Close what another address was faster than."""
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
 
 
 def _is_success(status: int) -> bool:
