@@ -19,10 +19,10 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h2.config
 import h2.connection
 import h2.events
 import zstandard
@@ -36,6 +36,7 @@ from holdfast.prove.telemetry import (
     OtlpRefused,
     TelemetryClient,
     serve,
+    serve_streams,
 )
 from holdfast.prove.victim import end_with_parent, say, terminated, wait_for
 from holdfast.seam.clock import RealClock
@@ -158,26 +159,13 @@ async def _serve_otap(
     journal: ArrivalJournal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """Answer the streams of one connection."""
-    connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
-    connection.initiate_connection()
-    streams: dict[int, _TakenStream] = {}
-    try:
-        while True:
-            writer.write(connection.data_to_send())
-            data = await reader.read(1024 * 1024)
-            if not data:
-                break
-            for event in connection.receive_data(data):
-                _take_event(journal, connection, streams, event)
-    except ConnectionError:
-        pass
-    writer.close()
+    await serve_streams(partial(_take_event, journal, {}), reader, writer)
 
 
 def _take_event(
     journal: ArrivalJournal,
-    connection: h2.connection.H2Connection,
     streams: dict[int, _TakenStream],
+    connection: h2.connection.H2Connection,
     event: h2.events.Event,
 ) -> None:
     """Go on with a stream: each of its batches is answered by itself."""

@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -297,13 +298,14 @@ async def _serve_http(
         writer.close()
 
 
-async def _serve_grpc(
-    journal: ArrivalJournal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+async def serve_streams(
+    take: Callable[[h2.connection.H2Connection, h2.events.Event], None],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
-    """Answer the calls of one connection."""
+    """Give the events of one HTTP/2 connection to `take`, and send what it answers."""
     connection = h2.connection.H2Connection(h2.config.H2Configuration(client_side=False))
     connection.initiate_connection()
-    calls: dict[int, tuple[dict[bytes, bytes], bytearray]] = {}
     try:
         while True:
             writer.write(connection.data_to_send())
@@ -311,16 +313,23 @@ async def _serve_grpc(
             if not data:
                 break
             for event in connection.receive_data(data):
-                _take_event(journal, connection, calls, event)
+                take(connection, event)
     except ConnectionError:
         pass
     writer.close()
 
 
+async def _serve_grpc(
+    journal: ArrivalJournal, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """Answer the calls of one connection."""
+    await serve_streams(partial(_take_event, journal, {}), reader, writer)
+
+
 def _take_event(
     journal: ArrivalJournal,
-    connection: h2.connection.H2Connection,
     calls: dict[int, tuple[dict[bytes, bytes], bytearray]],
+    connection: h2.connection.H2Connection,
     event: h2.events.Event,
 ) -> None:
     """Go on with a call; answer it when it is complete."""
