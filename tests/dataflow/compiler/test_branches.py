@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,3 +256,32 @@ def test_a_batch_that_reached_one_of_two_sinks_is_finished_and_counts_once(
     one.close()
     for sink in ("first", "second"):
         assert [(row["key"], row["n"]) for row in one.rows(sink)] == [("a", 1), ("b", 1), ("a", 1)]
+
+
+@slow
+def test_a_sink_that_is_tried_again_does_not_keep_another_waiting(
+    bench: Make, tmp_path: Path
+) -> None:
+    """The first sink takes nothing before the second one has its rows."""
+    pipeline = (
+        started()
+        .sink(name="first", files="a", retry={"attempts": 100, "interval": "1s", "factor": 1})
+        .after("events")
+        .sink(name="second", files="b")
+    )
+    one = bench(pipeline)
+    sinks = tmp_path / "sinks"
+    sinks.mkdir()
+    (sinks / "first").write_text("a file where a folder should be")
+
+    def make_way() -> None:
+        while not (sinks / "second").is_dir():
+            time.sleep(0.05)
+        (sinks / "first").unlink()
+
+    waiting = threading.Thread(target=make_way, daemon=True)
+    waiting.start()
+    one.feed("events", rows((1.0, "k", 1)))
+    one.run()
+    waiting.join()
+    assert (numbers(one, "first"), numbers(one, "second")) == ([1], [1])

@@ -15,12 +15,14 @@ from __future__ import annotations
 import logging
 import pickle
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.datasource import WriterCommitMessage
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
     from holdfast.dataflow.compiler.lane import Lane
 
 CONSOLE_ROWS_MAX = 20
+# Of one batch. Each has tasks for all cores, so more of them fill no more gaps.
+WRITES_AT_ONCE_MAX = 4
 
 log = logging.getLogger("holdfast.dataflow")
 
@@ -74,6 +78,44 @@ def gathered(frames: Frames, taps: tuple[Output, ...]) -> DataFrame:
         whole = tagged if whole is None else whole.unionAll(tagged)
     assert whole is not None, "BUG: a query without taps"
     return whole
+
+
+def side_by_side(writes: Iterable[Callable[[], object]]) -> None:
+    """Do some writes of one batch, each in a thread of its own; raise when all have ended.
+
+    A write is a job of Spark for some tasks, and then this process syncing files while the cores
+    have nothing to do: another write fills that gap. A sink that is tried again, or slow, does not
+    keep the others waiting. The threads belong to Spark's run of the query, as this one does: so
+    their jobs end with the query, and are seen as its work.
+    """
+    waiting = deque(writes)
+    if len(waiting) == 1:
+        waiting.pop()()
+    errors: list[BaseException] = []
+
+    def write_in_turn() -> None:
+        while waiting and not errors:
+            try:
+                write = waiting.popleft()
+            except IndexError:
+                return  # another thread took the last one
+            try:
+                write()
+            except BaseException as error:
+                errors.append(error)
+
+    threads = [
+        InheritableThread(target=write_in_turn, name=f"write-{number}", daemon=True)
+        for number in range(min(len(waiting), WRITES_AT_ONCE_MAX))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors[1:]:
+        log.warning("another write of the batch failed, too: %s", error)
+    if errors:
+        raise errors[0]
 
 
 def written(rows: DataFrame, options: SinkOptions) -> DataFrame:
@@ -128,10 +170,11 @@ class Tail:
     def _run(self, batch: DataFrame, number: int) -> None:
         """Do everything for a batch, in an order that a crash may cut anywhere.
 
-        Functions are called first: what they reject decides what goes into the retry lane. Quivers
-        for other queries are written behind the sinks, with a promise that the earliest row in the
-        lane holds back, so the lane must have its rows by then. Dead letters come last. Each of
-        these writes takes a batch once, so a batch that is run again simply does all of them again.
+        Functions are called first: what they reject decides what goes into the retry lane. Then
+        come the sinks, side by side. Quivers for other queries are written behind them, with a
+        promise that the earliest row in the lane holds back, so the lane must have its rows by
+        then. Dead letters come last. Each of these writes takes a batch once, so a batch that is
+        run again simply does all of them again.
         """
         with ExitStack() as kept:
             frames = self._frames(batch, number, kept)
@@ -140,12 +183,16 @@ class Tail:
                 self._put_in_lane(self._lane, frames, called, number)
             for one in called:
                 self._after_call(one, number)
-            for name, sink in self._sinks(False):
-                self._sink(name, sink, frames.rows_into(name), number, kept)
+            side_by_side(
+                partial(self._sink, name, sink, frames.rows_into(name), number, kept)
+                for name, sink in self._sinks(False)
+            )
             hold_us = self._hold_us(number) if self._query.writes else None
-            for output in self._query.writes:
-                options = self._buffer_options(output, hold_us)
-                self._write(frames.output(output), options, number)
+            options = {one: self._buffer_options(one, hold_us) for one in self._query.writes}
+            side_by_side(
+                partial(self._write, frames.output(output), options[output], number)
+                for output in self._query.writes
+            )
             self._keep_rejected(frames, number)
 
     def _buffer_options(self, output: Output, hold_us: int | None) -> SinkOptions:
