@@ -13,10 +13,10 @@ from holdfast.quiver import Position
 MB = 2**20
 
 
-def pieces(*sizes_mb: int) -> list[SegmentPiece]:
+def pieces(*sizes_mb: float) -> list[SegmentPiece]:
     place = QuiverLocation("quiver", "/data")
     return [
-        SegmentPiece(place, "q", f"{n}", Position(n), Position(n + 1), size * MB)
+        SegmentPiece(place, "q", f"{n}", Position(n), Position(n + 1), int(size * MB))
         for n, size in enumerate(sizes_mb)
     ]
 
@@ -32,10 +32,12 @@ def pieces(*sizes_mb: int) -> list[SegmentPiece]:
         # But a segment is never cut.
         ((33,), 8, [1]),
         ((500, 1, 1), 1, [1, 2]),
+        # Too little for tasks of its own: the batches of a pipeline that keeps up.
+        ((0.25, 0.25, 0.25), 8, [3]),
     ],
 )
 def test_a_task_reads_much_and_no_core_is_left_out(
-    sizes_mb: tuple[int, ...], cores: int, groups: list[int], monkeypatch: pytest.MonkeyPatch
+    sizes_mb: tuple[float, ...], cores: int, groups: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     there = pieces(*sizes_mb)

@@ -37,6 +37,9 @@ from holdfast.quiver.read.tables import table_batches, table_schema
 from holdfast.replica.copies import SegmentCopy, read_any
 from holdfast.signals.registry import tables
 
+# Less than this is read by one task, though another core may be idle: a second task costs more.
+SHARED_BYTES_MIN = 1024 * 1024
+
 
 class SegmentPiece(NamedTuple):
     """Some bundles of one sealed segment, to be read by one task."""
@@ -79,12 +82,12 @@ class SourcePartition(InputPartition):
 def split(pieces: list[SegmentPiece], partition_bytes: int) -> list[tuple[SegmentPiece, ...]]:
     """Return the pieces in groups of at most so many bytes, in order, a piece at least in each.
 
-    A task costs Spark some 50 ms of CPU whatever it reads, so they are large; but where there is
-    little to read, every core of this machine has some of it.
+    A task costs Spark some 50 ms of CPU whatever it reads, so they are large. Where less is to be
+    read than that, every core of this machine has some of it, unless it is too little to share.
     """
     cores = os.cpu_count() or 1
     fair_bytes = -(-sum(piece.size_bytes for piece in pieces) // cores)
-    most_bytes = min(partition_bytes, fair_bytes)
+    most_bytes = min(partition_bytes, max(fair_bytes, SHARED_BYTES_MIN))
     groups: list[tuple[SegmentPiece, ...]] = []
     group: list[SegmentPiece] = []
     size_bytes = 0
