@@ -43,6 +43,7 @@ bench: $(INSTALLED) ## measure against the bare disk
 
 setup-peers: ## install the Debian packages that tests compare with
 	scripts/setup-peers
+	scripts/setup-promtool
 
 setup-collectors: ## build the OpenTelemetry Collector that tests and benchmarks compare with (needs Go)
 	scripts/setup-collectors

@@ -23,7 +23,7 @@ from holdfast.operate.node_metrics import NODE_METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm"
-# Where `make setup-deploy` puts them, or where they are installed.
+# Where `make setup-deploy` and `make setup-peers` put them, or where they are installed.
 BUILT = str(DEPLOY.parent / "build" / "deploy")
 HELM, PROMTOOL = (
     shutil.which(name) or shutil.which(name, path=BUILT) for name in ("helm", "promtool")
@@ -107,7 +107,7 @@ def test_compose_mounts_and_builds_what_is_there() -> None:
     assert scraped[0]["static_configs"][0]["targets"] == ["holdfast:8480"]
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: make setup-deploy")
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: make setup-peers")
 def test_promtool_takes_the_rules() -> None:
     assert PROMTOOL is not None
     command = [PROMTOOL, "check", "rules", str(DEPLOY / "alerts.yaml")]
