@@ -19,7 +19,9 @@ ENVIRONMENT = {
     name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")
 } | {"PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
 
+# Ports of its own: whether those of the defaults are free is asked by `up --check`.
 GATEWAY = """\
+admin: {listen: "127.0.0.1:0"}
 nodes:
   in: {kind: receiver, type: openlineage, config: {listen: "127.0.0.1:0"}, to: [shown]}
   shown: {kind: exporter, type: console}
