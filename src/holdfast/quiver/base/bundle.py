@@ -47,6 +47,8 @@ _RAW_HEAD = struct.Struct("<IH")
 _ONE_EVENT = struct.Struct("<II")
 # Smaller parts are put together before they are copied.
 _COPIED_ALONE_BYTES = 8 * 1024
+# So many parts are copied one by one, whatever their size: to put them together would cost more.
+_FEW_PARTS = 8
 # More than this is copied without the interpreter's lock.
 _COPIED_AT_ONCE_BYTES = 256 * 1024
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -161,9 +163,9 @@ def joined(parts: Sequence[pa.Buffer | memoryview | bytes]) -> pa.Buffer:
             writer.write(piece)
         return whole
     view, position = memoryview(whole).cast("B"), 0
-    for piece in _pieces(parts):
+    for piece in parts if len(parts) <= _FEW_PARTS else _pieces(parts):
         end = position + len(piece)
-        view[position:end] = memoryview(piece).cast("B")
+        view[position:end] = piece if type(piece) is bytes else memoryview(piece).cast("B")
         position = end
     return whole
 

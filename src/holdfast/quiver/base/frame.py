@@ -141,7 +141,7 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
     synced_through: int,
     watermark_ns: int,
     body: Buffer,
-    before: Totals,
+    before: tuple[int, int],
     events: int = 0,
     extra_bytes: int = 0,
     flags: int = 0,
@@ -159,8 +159,7 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
         synced_through,
         watermark_ns,
         events,
-        before.bundles,
-        before.events,
+        *before,
         _body_sum(body, body_bytes, salt),
     )
     header = head + _SUM.pack(xxh3_64_intdigest(head, salt ^ offset))

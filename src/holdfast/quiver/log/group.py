@@ -160,9 +160,9 @@ class Framing:
     def __init__(self, salt: int, end: int, synced_through: int, holds: Totals) -> None:
         # Of the file, with these frames.
         self.end = end
-        self.holds = holds
         self._salt = salt
         self._synced_through = synced_through
+        self._bundles, self._events = holds
         self._buffers: list[Buffer] = []
         # What ends the last frame, written with the next one's header: a buffer less for each.
         self._padding = b""
@@ -171,6 +171,11 @@ class Framing:
     def buffers(self) -> list[Buffer]:
         """All frames, to be written as they stand."""
         return [*self._buffers, self._padding] if self._padding else self._buffers
+
+    @property
+    def holds(self) -> Totals:
+        """What the file holds, with these frames."""
+        return Totals(self._bundles, self._events)
 
     def put_all(self, appends: Iterable[list[HeldBundle]]) -> None:
         """Add the frames of some appends, each with its bundles."""
@@ -202,7 +207,8 @@ class Framing:
             part = producer_part(producer, epoch)
             body, extra_bytes = b"".join((part, payload)), len(part)
         self._put(kind, seq, ingestion_ns, watermark_ns, body, events, extra_bytes, flags)
-        self.holds = self.holds.plus(1, events)
+        self._bundles += 1
+        self._events += events
 
     def _put(
         self,
@@ -224,7 +230,7 @@ class Framing:
             self._synced_through,
             watermark_ns,
             body,
-            self.holds,
+            (self._bundles, self._events),
             events,
             extra_bytes,
             flags,

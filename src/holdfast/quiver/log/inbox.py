@@ -84,7 +84,9 @@ class Append:
         self.producer = producer
         self.epoch = epoch
         self.watermark_ns = watermark_ns
-        self.size_bytes = sum([len(bundle.payload) for bundle in bundles])
+        self.size_bytes = (
+            len(bundles[0].payload) if len(bundles) == 1 else sum([len(b.payload) for b in bundles])
+        )
         self.outcome: AppendResult | None = None
         # A lock that is taken once and never released: the cheapest compare-and-set there is in
         # Python.
