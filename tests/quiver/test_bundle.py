@@ -51,11 +51,11 @@ def test_raw_events_come_back_byte_for_byte_with_their_headers(
     assert [None if h is None else json.loads(h) for _, h in rows] == wanted
 
 
-# Around the sizes where parts are copied alone, and without the interpreter's lock.
+# Around the sizes where parts are copied alone, and without the interpreter's lock; few and many.
 part_sizes = st.sampled_from([0, 1, 100, 8 * 1024 - 1, 8 * 1024, 100_000, 256 * 1024, 300_000])
 
 
-@given(st.lists(part_sizes, max_size=6), st.integers(0, 255))
+@given(st.lists(part_sizes, max_size=12), st.integers(0, 255))
 def test_parts_are_joined_byte_for_byte(sizes: list[int], first: int) -> None:
     parts = [bytes([(first + place) % 256]) * size for place, size in enumerate(sizes)]
     given_parts = [part if place % 2 else pa.py_buffer(part) for place, part in enumerate(parts)]
