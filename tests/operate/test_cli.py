@@ -270,4 +270,24 @@ def test_a_bundle_of_the_future_is_not_found(data: Path) -> None:
     told = call("explain", "999999", str(data))
     assert told.returncode == 1
     assert "nowhere: the newest bundle is 1" in told.stdout
+    assert "pending" not in told.stdout
     assert call("explain", "1", str(data)).returncode == 0
+
+
+def test_a_target_that_is_not_there_is_not_called_an_empty_one(tmp_path: Path) -> None:
+    for words in (("quiver", "ls"), ("report",), ("status",)):
+        told = call(*words, str(tmp_path / "nope.yaml"))
+        assert told.returncode == 78
+        assert "no such file or directory" in told.stderr
+
+
+@pytest.mark.parametrize("typed", ["yesterday", "2026-11-15", "10:00", "99999999999d", "2026"])
+def test_a_time_that_cannot_be_read_says_how_to_write_one(data: Path, typed: str) -> None:
+    told = call("report", str(data), "--since", typed)
+    assert told.returncode == 2
+    assert "next: write it as 2026-11-15T10:00:00Z" in told.stderr
+
+
+@pytest.mark.parametrize("typed", ["1h", "90m", "7d", "2020-01-01T00:00:00Z"])
+def test_a_time_may_be_said_as_how_long_ago_it_was(data: Path, typed: str) -> None:
+    assert "Nothing was lost since 20" in call("report", str(data), "--since", typed).stdout

@@ -22,7 +22,7 @@ from holdfast.operate.cli.base.output import (
     printable,
     size,
 )
-from holdfast.operate.cli.base.target import TARGET, NamedQuiver, Target
+from holdfast.operate.cli.base.target import TARGET, NamedQuiver, Target, nearest
 from holdfast.quiver.tools.explain import BundleExplanation, Fate, Match, explain, search
 from holdfast.quiver.tools.inspect import Inventory, inspect
 from holdfast.seam import Seam
@@ -31,7 +31,7 @@ from holdfast.signals.registry import readers
 
 @click.command()
 @click.argument("what", metavar="RUN_ID|TRACE_ID|TEXT|SEQ")
-@click.argument("target", metavar="[TARGET]", type=TARGET, default=".")
+@click.argument("target", metavar="[TARGET]", type=TARGET, default=nearest)
 @click.option(
     "--text",
     "is_text",
@@ -50,7 +50,8 @@ def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool)
     """Say which bundles mention a run or a trace, and what became of them for every destination.
 
     Instead of the id of a run, a trace or a span, any text in an event will do, or the number of a
-    bundle. Without a TARGET, the data directory is the current one.
+    bundle. Without a TARGET, it looks into the current directory if that is a quiver, and
+    otherwise into ./holdfast_data.
     """
     seam = Seam()
     found = [_look(seam, place, what, is_text, limit) for place in _quivers(target)]
@@ -154,6 +155,8 @@ def _print_explanation(explanation: BundleExplanation) -> None:
             ("DAMAGED", receipt["damage"]),
         ]
         print_table("receipt", ("", ""), [row for row in rows if row[1] is not None])
+    if not explanation.subscribers:
+        return
     columns = ("subscriber", "what became of it", "when", "why", "before that")
     print_table("subscribers", columns, [_fate_row(fate) for fate in explanation.subscribers])
 

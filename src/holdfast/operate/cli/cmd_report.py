@@ -26,7 +26,7 @@ RANGES_SHOWN = 50
 
 @click.command()
 @gateway_argument
-@time_option("--since", "Only what was decided at this time or later, with a zone.")
+@time_option("--since", "Only what was decided at this time or later.")
 @json_option
 def command(target: Target, since: datetime | None, as_json: bool) -> int:
     """Say what was accepted and what became of it: "nothing was lost", or exactly what.

@@ -79,9 +79,9 @@ def explain(disk: Disk, inventory: Inventory, seq: int) -> BundleExplanation:
             story.take(line)
     place, receipt = _find(inventory, seq, story)
     identity = inventory.identity
-    return BundleExplanation(
-        identity.quiver_id if identity else None, seq, place, receipt, list(story.fates.values())
-    )
+    # A bundle that does not exist yet waits for nobody.
+    fates = list(story.fates.values()) if seq <= inventory.last_seq else []
+    return BundleExplanation(identity.quiver_id if identity else None, seq, place, receipt, fates)
 
 
 class _Story:

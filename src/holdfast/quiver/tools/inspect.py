@@ -145,12 +145,19 @@ def require_quiver(disk: Disk, root: PurePath) -> None:
     """Raise unless there is something in `root` that a quiver has."""
     check_machine(root)
     known = (names.FORMAT, names.WAL_DIR, names.SEGMENTS_DIR)
+    if not disk.exists(root):
+        raise CannotOpen(
+            "no such file or directory",
+            hint="name a graph file, the data directory of a gateway, or a quiver",
+            path=str(root),
+        )
     if not any(disk.exists(root / name) for name in known):
         _refuse_shared_root(disk, root)
         raise CannotOpen(
-            "there is no quiver here", hint="name a data directory, it has a FORMAT file",
+            "there is no quiver here",
+            hint="name a graph file, the data directory of a gateway, or a quiver",
             path=str(root),
-        )  # fmt: skip
+        )
 
 
 def _refuse_shared_root(disk: Disk, root: PurePath) -> None:

@@ -15,7 +15,7 @@ import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ import click
 
 from holdfast.errors import BadInput, CannotOpen
 from holdfast.operate.cli.base.output import Command
+from holdfast.units import parse_duration_s
 
 if TYPE_CHECKING:
     from holdfast.graph.model import Graph
@@ -189,6 +190,14 @@ def default_data_dir() -> str:
     return found
 
 
+def nearest() -> str:
+    """Return the current directory if it is a quiver, or else the data directory below it."""
+    from holdfast.quiver.base import names
+
+    below = "." if Path(names.FORMAT).exists() else default_data_dir()
+    return below if Path(below).exists() else "."
+
+
 def _cores(name: str, root: PurePath) -> list[NamedQuiver]:
     """Return the quivers that lie directly under a root, one for each core."""
     from holdfast.quiver.base import names
@@ -270,16 +279,42 @@ def store_options(command: Callable[..., Result]) -> Callable[..., Result]:
     return _store_option(_database_option(with_store))
 
 
+class MomentType(click.ParamType):  # type: ignore[type-arg]
+    """The type of every option that names a moment: a timestamp, or how long ago it was."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> datetime:
+        """Return the moment, which always has a time zone."""
+        if isinstance(value, datetime):
+            return value
+        try:
+            # A plain number would be read as seconds; it may as well be a year.
+            ago_s = 0.0 if value.strip().isdecimal() else parse_duration_s(value)
+        except ValueError:
+            ago_s = 0.0
+        try:
+            if ago_s:
+                return datetime.now(UTC) - timedelta(seconds=ago_s)
+            moment = datetime.fromisoformat(value)
+        except (ValueError, OverflowError):
+            raise BadInput(f"{value!r} is not a time", hint=MOMENT_HINT) from None
+        if moment.tzinfo is None:
+            raise BadInput(f"{value} has no time zone", hint=MOMENT_HINT)
+        return moment
+
+
+MOMENT_HINT = "write it as 2026-11-15T10:00:00Z or 2026-11-15T10:00:00+01:00, or 24h for a day ago"
+
+
 def time_option(flag: str, text: str) -> Callable[[Command], Command]:
-    """Return an option that takes a timestamp."""
-    return click.option(flag, type=datetime.fromisoformat, metavar="TIME", help=text)
+    """Return an option that takes a moment."""
+    text += " As 2026-11-15T10:00:00Z, or 24h for a day ago."
+    return click.option(flag, type=MomentType(), metavar="TIME", help=text)
 
 
-def as_ns(timestamp: datetime | None) -> int | None:
-    """Return a timestamp as nanoseconds since 1970."""
-    if timestamp is None:
-        return None
-    if timestamp.tzinfo is None:
-        hint = "write it as 2026-11-15T10:00:00+00:00"
-        raise BadInput(f"{timestamp} has no time zone", hint=hint)
-    return int(timestamp.timestamp() * 1_000_000) * 1000
+def as_ns(moment: datetime | None) -> int | None:
+    """Return a moment as nanoseconds since 1970."""
+    return None if moment is None else int(moment.timestamp() * 1_000_000) * 1000

@@ -137,7 +137,7 @@ def _checked(payload: bytes, validator: Validator) -> bytes:
 @click.option("--rejected", is_flag=True, help="Whatever is valid by now of what was rejected.")
 @destination_option
 @reason_option
-@time_option("--since", "Filed at this time or later, with a zone.")
+@time_option("--since", "Filed at this time or later.")
 @level_option
 @url_option
 @quiver_option
@@ -266,7 +266,7 @@ def _submit_valid(
 @store_option
 @destination_option
 @reason_option
-@time_option("--before", "Filed before this time, with a zone.")
+@time_option("--before", "Filed before this time.")
 @click.option("--all", "everything", is_flag=True, help="Every letter there is.")
 @click.option(
     "--because", default="purged by an operator", show_default=True, help="For the ledger."

@@ -128,7 +128,7 @@ reason_option: Callable[[Command], Command] = click.option(
 @store_option
 @destination_option
 @reason_option
-@time_option("--since", "Filed at this time or later, with a zone.")
+@time_option("--since", "Filed at this time or later.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
 @worker_option
 @json_option

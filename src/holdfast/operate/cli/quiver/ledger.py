@@ -75,8 +75,8 @@ _PARQUET_SCHEMA = pa.schema(
     help="Only this outcome; may be given several times.",
 )
 @click.option("--seq", type=click.IntRange(min=0), help="Only lines about this bundle.")
-@time_option("--since", "Written at this time or later, with a zone.")
-@time_option("--until", "Written before this time, with a zone.")
+@time_option("--since", "Written at this time or later.")
+@time_option("--until", "Written before this time.")
 @click.option("--limit", type=click.IntRange(min=1), help="Only this many lines, the newest.")
 @click.option("--balance", is_flag=True, help="The equation for every subscriber, instead.")
 @parquet_option

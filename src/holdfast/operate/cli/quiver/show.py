@@ -163,8 +163,8 @@ def show_command(directory: PurePath, segment_seq: int, as_json: bool) -> None:
 @click.option("--slot", help="Needed when there are several.")
 @click.option("--table", help="Items instead of a slot: spans, logs or points.")
 @click.option("--columns", help="Comma separated; all by default.")
-@time_option("--since", "Event time, inclusive, with a zone.")
-@time_option("--until", "Event time, exclusive, with a zone.")
+@time_option("--since", "Event time, inclusive.")
+@time_option("--until", "Event time, exclusive.")
 @click.option("--limit", type=click.IntRange(min=1), help="At most this many rows.")
 @click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
 @click.option(

@@ -54,8 +54,8 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
     "--archive", "archives", multiple=True, metavar="ADDRESS",
     help="Also what is in this archive, s3://bucket/prefix or a folder, and no longer here.",
 )  # fmt: skip
-@time_option("--since", "Only items and events of this time or later, with a zone.")
-@time_option("--until", "Only items and events before this time, with a zone.")
+@time_option("--since", "Only items and events of this time or later.")
+@time_option("--until", "Only items and events before this time.")
 @click.option("--skip-damaged", is_flag=True, help="Leave damaged batches out instead of failing.")
 @click.option(
     "--partial", is_flag=True,
