@@ -337,7 +337,7 @@ def test_replay_and_drop_through_the_owner(data: Path, run: Run) -> None:
 def test_dropping_asks_a_person(data: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
-    def refuse(text: str, *, abort: bool) -> None:
+    def refuse(text: str, *, abort: bool, err: bool) -> None:
         asked.append(text)
         raise click.Abort
 
@@ -351,7 +351,8 @@ def test_dropping_asks_a_person(data: Path, run: Run, monkeypatch: pytest.Monkey
 def test_dropping_needs_a_yes_where_nobody_can_be_asked(data: Path, run: Run) -> None:
     refused = run("quiver", "drop-subscriber", data, "metrics")
     assert refused.code == 2
-    assert "7 bundles with 12 events still wait" in refused.err
+    assert "there is no terminal to ask on: 7 bundles with 12 events" in refused.err
+    assert "next: use --yes" in refused.err
     unknown = run("quiver", "drop-subscriber", data, "nobody")
     assert "registered subscribers: archive, metrics" in unknown.err
     with Quiver.open(data, CONFIG) as quiver:

@@ -14,6 +14,7 @@ import click
 
 from holdfast.errors import BadInput
 from holdfast.graph.control import SKIP_VERB
+from holdfast.operate.cli.base.asking import ask
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
     json_option,
@@ -117,7 +118,7 @@ def skip_command(
     # reason.
     if not yes:
         what = f"Never deliver event {event} to {name}, unless it is replayed by hand?"
-        click.confirm(what, abort=True)
+        ask(what)
     fields = {"destination": name, "seq": int(seq), "row": int(row or 0), "reason": reason}
     target.ask_gateway(SKIP_VERB, worker=worker, **fields)
     text = f"event {event} is a dead letter now: `holdfast dlq ls --destination {name}`"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.errors import BadConfig, BadInput
+from holdfast.operate.cli.base.asking import ask
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
     Command,
@@ -203,7 +204,7 @@ def end_lease_command(number: int, yes: bool, chosen: Target, as_json: bool) -> 
             )
         if not yes and found.verdict not in ENDED_BY_COLLECTORS:
             who = f"{found.kind} {printable(found.name)} of {found.host} ({found.pid or '?'})"
-            click.confirm(f"{who} is {found.verdict}. End it, so that it fails?", abort=True)
+            ask(f"{who} is {found.verdict}. End it, so that it fails?")
             store.references.end_lease(number, sure=True)
     if as_json:
         print_json(dataclasses.asdict(found))

@@ -16,6 +16,7 @@ import click
 
 from holdfast.errors import BadInput, CheckFailed, Damaged, Overloaded
 from holdfast.handoff.control import ANSWER_S, VERB, HandoffRecord
+from holdfast.operate.cli.base.asking import ask
 from holdfast.operate.cli.base.groups import CommandGroup
 from holdfast.operate.cli.base.output import (
     counted,
@@ -287,7 +288,7 @@ def forget_command(node: str, target: Target, mode: str, yes: bool, as_json: boo
     waits = f"{counted(parts, 'part')}, {size(sum(one['pending_bytes'] for one in planned))}"
     if not yes:
         fate = "are given up" if mode == "drop" else "go to others, where others own them"
-        click.confirm(f"Forget {node}? {waits} that wait for it {fate}.", abort=True)
+        ask(f"Forget {node}? {waits} that wait for it {fate}.")
     found = _ask(target, "forget", node=node, mode=mode)
     moved = sum(one["reassigned_parts"] for one in found)
     _done(found, f"{node} is forgotten; others get {counted(moved, 'part')} instead", as_json)
@@ -309,7 +310,7 @@ def rebind_command(node: str, target: Target, yes: bool, as_json: bool) -> None:
     if alone and not yes:
         rows = [(was, quiver_id, _seqs(first, end)) for was, quiver_id, first, end in alone]
         print_table("what only the former node has", ("node", "quiver", "seqs"), rows)
-        click.confirm(f"Rebind {node}?", abort=True)
+        ask(f"Rebind {node}?")
     found = _ask(target, "rebind", node=node)
     _done(found, f"{node} is bound to whoever answers next", as_json)
 
@@ -524,7 +525,7 @@ def _give_up(target: Target, action: str, yes: bool, as_json: bool, **fields: An
             click.echo(f"{one['node']}  {one['part']}  {counted(one['events'], 'event')}", err=True)
         nodes = ", ".join(sorted({one["node"] for one in planned}))
         what = counted(len(planned), "part")
-        click.confirm(f"Give up {what}? They are lost to {nodes}.", abort=True, err=True)
+        ask(f"Give up {what}? They are lost to {nodes}.")
     found = _ask(target, action, **fields)
     lost = sum(one["is_dropped"] for one in found)
     _done(found, f"{counted(lost, 'part')} given up; `holdfast handoff gaps` names them", as_json)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.errors import BadInput
+from holdfast.operate.cli.base.asking import ask
 from holdfast.operate.cli.base.output import Command, counted, json_option, print_json
 from holdfast.operate.cli.base.target import Target, store_options
 from holdfast.operate.cli.base.work import engine_option, spark_session
@@ -153,9 +154,7 @@ def _delete(store: Store, commit: str, yes: bool, as_json: bool) -> None:
     commits = Commits(store)
     found = commits.get(commit)
     if not yes:
-        click.confirm(
-            f"Delete commit {found.name}, made from {len(found.layers)} layers?", abort=True
-        )
+        ask(f"Delete commit {found.name}, made from {counted(len(found.layers), 'layer')}?")
     commits.delete(commit)
     if as_json:
         print_json({"deleted": commit})
@@ -195,7 +194,7 @@ def forget_command(
         kept = {name for series in series_of(found).values() for name in kept_of(series, policy)}
         gone = [one.name for one in found if one.name not in kept]
         if gone and not dry_run and not yes:
-            click.confirm(f"Delete {len(gone):,} commits, and keep {len(kept):,}?", abort=True)
+            ask(f"Delete {counted(len(gone), 'commit')}, and keep {len(kept):,}?")
         for name in gone if not dry_run else ():
             commits.delete(name)
     if as_json:

@@ -8,7 +8,6 @@ this process becomes the owner for a moment (quiver/tools/changes.py).
 from __future__ import annotations
 
 import json
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -19,7 +18,8 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from holdfast.errors import BadInput, Damaged, UnknownSubscriber
+from holdfast.errors import Damaged, UnknownSubscriber
+from holdfast.operate.cli.base.asking import ask
 from holdfast.operate.cli.base.output import (
     counted,
     json_option,
@@ -234,21 +234,10 @@ def drop_subscriber_command(
 
 
 def _ask(directory: PurePath, subscriber: str) -> None:
-    """Say what would be lost, and let a person decide.
-
-    A script must say so itself, with --yes: a question that nobody sees would be answered by
-    whatever is on its standard input.
-    """
+    """Say what would be lost, and let a person decide."""
     account = _account(directory, subscriber)
-    pending = Totals(**account["pending"])
-    if not sys.stdin.isatty():
-        raise BadInput(
-            f"{_count(pending)} still wait for {subscriber}, and there is no terminal to ask on",
-            hint="use --yes if they may be given up",
-            path=str(directory),
-        )
-    waiting = f"{_count(pending)} ({size(account['pending_bytes'])}) still wait for {subscriber}"
-    click.confirm(f"{waiting}. Give them up?", abort=True)
+    waiting = f"{_count(Totals(**account['pending']))} ({size(account['pending_bytes'])})"
+    ask(f"{waiting} still wait for {subscriber}. Give them up?")
 
 
 def _account(directory: PurePath, subscriber: str) -> dict[str, Any]:
