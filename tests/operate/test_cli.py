@@ -245,19 +245,22 @@ def test_the_demo_reconciles() -> None:
     assert spans["delivered"] == spans["accepted"] > 0
 
 
-def test_a_wrong_path_is_no_traceback(data: Path, tmp_path: Path) -> None:
+def test_a_wrong_path_is_no_traceback(tmp_path: Path) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text("nodes: {}")
-    wrong = call("quiver", "metrics", str(file))
+    of = ("--store", str(tmp_path / "store"))
+    assert call("store", "create", *of).returncode == 0
+    assert call("files", "put", "1", str(file), *of).returncode == 0
+    wrong = call("files", "export", "1", str(file / "x.tar"), *of)
     assert (wrong.returncode, wrong.stderr.splitlines()) == (
         2,
         [
-            f"error: not a directory [{file}]",
+            f"error: not a directory [{file / 'x.tar'}]",
             "next: check the path, and the rights of the user who runs this",
         ],
     )
-    told = call("quiver", "metrics", str(file), "--json")
-    assert json.loads(told.stderr)["path"] == str(file)
+    told = call("files", "export", "1", str(file / "x.tar"), *of, "--json")
+    assert json.loads(told.stderr)["path"] == str(file / "x.tar")
 
 
 def test_a_slot_that_nothing_has_is_a_mistake(data: Path) -> None:

@@ -71,3 +71,10 @@ def test_a_gateway_that_never_ran_has_none(folder: Path, tmp_path: Path) -> None
         holdfast("quiver", "ls", other / "gateway.yaml")
     with pytest.raises(CannotOpen, match="no quiver"):
         holdfast("quiver", "ls", other)
+
+
+@pytest.mark.parametrize("place", ["gateway.yaml", "data", "data/quiver", "data/quiver/core-00"])
+def test_figures_are_printed_wherever_one_looks(folder: Path, place: str) -> None:
+    told = holdfast("quiver", "metrics", folder / place)
+    assert told.return_value is None
+    assert told.output.startswith("# HELP ")

@@ -28,7 +28,7 @@ from holdfast.operate.cli.base.output import (
     size,
     write_parquet,
 )
-from holdfast.operate.cli.base.target import quiver_argument, time_option
+from holdfast.operate.cli.base.target import Target, quiver_argument, target_argument, time_option
 from holdfast.operate.metrics import records, render
 from holdfast.quiver import LedgerConfig, Quiver, QuiverConfig, RetentionConfig, Statistics
 from holdfast.quiver.base import names
@@ -335,8 +335,8 @@ _READ_ONLY = QuiverConfig(
 
 
 @click.command("metrics")
-@click.argument("directory", type=click.Path(path_type=PurePath))
-@click.option("--name", help="The label `quiver`; by default the name of the directory.")
+@target_argument
+@click.option("--name", help="The label `quiver`, if there is one; by default its directory's.")
 @click.option(
     "--size-cap-bytes",
     type=click.IntRange(min=1),
@@ -345,11 +345,16 @@ _READ_ONLY = QuiverConfig(
     help="The cap to compare with: the directory does not know its owner's.",
 )
 @json_option
-def metrics_command(
-    directory: PurePath, name: str | None, size_cap_bytes: int, as_json: bool
-) -> None:
-    """Print every figure of a quiver that is not open, or of all cores under a root."""
-    found = {name or directory.name: _closed_statistics(directory, size_cap_bytes)}
+def metrics_command(target: Target, name: str | None, size_cap_bytes: int, as_json: bool) -> None:
+    """Print every figure of quivers that are not open; a running gateway has /metrics."""
+    # A root and the cores under it are one quiver; what has no such root is one itself.
+    roots = list(dict.fromkeys(one.directory.parent for one in target.quivers())) or [target.path]
+    if name and len(roots) > 1:
+        raise BadInput(
+            f"{len(roots)} quivers cannot have one name",
+            hint=f"name one of {', '.join(map(str, roots))}",
+        )
+    found = {name or root.name: _closed_statistics(root, size_cap_bytes) for root in roots}
     if as_json:
         print_json([record._asdict() for record in records(found)])
     else:
