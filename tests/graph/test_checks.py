@@ -120,9 +120,9 @@ BEFORE += "cannot be replayed"
          [("4:83 error the size cap divided by 2 cores is 52428800 bytes, less than four segments "
           "(67108864 bytes)")]),
         (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_size: 1MB}}"),
-         ["4:66 error retention_size is less than a segment (16777216 bytes)"]),
+         ["4:66 error retention_size is less than a segment (16MB)"]),
         (nodes(IN, HOLD, "out: {kind: exporter, type: memory, delivery: {retention_size: 1TB}}"),
-         ["4:66 warning retention_size is more than the quiver holds (10737418240 bytes)"]),
+         ["4:66 warning retention_size is more than the quiver holds (10GB)"]),
         # Several ways to one destination.
         (nodes(IN, "hold: {kind: processor, type: quiver, to: [a, out]}",
                "a: {kind: processor, type: drop, to: [out]}", OUT),

@@ -154,8 +154,8 @@ def test_the_policy_of_every_destination_is_told_at_the_start(
     with caplog.at_level(logging.INFO, "holdfast.graph"):
         asyncio.run(run())
     assert (
-        "destination left: events wait for at most 5 hours and any number of bytes, then receivers "
-        "answer 503" in caplog.messages
+        "destination left: events wait for at most 5 hours, then receivers answer "
+        "503" in caplog.messages
     )
     assert (
         "destination right: events wait for as long as the quiver has room, then receivers answer "

@@ -175,13 +175,14 @@ class DeliverySettings(FileSettings):
     def limits(self) -> str:
         """How much may wait, and what happens then, for people."""
         size_bytes, time_s = self.retention_bytes, self.retention_time_s
-        room = "any number of bytes" if size_bytes is None else size_text(size_bytes)
-        time = "any number of hours" if time_s is None else f"{time_s / 3600:g} hours"
         drops = self.when_full == "drop_oldest"
         then = "the oldest are dropped" if drops else "receivers answer 503"
-        if size_bytes is None and time_s is None:
-            return f"as long as the quiver has room, then {then}"
-        return f"at most {time} and {room}, then {then}"
+        room = "" if size_bytes is None else size_text(size_bytes)
+        if time_s is not None:
+            return f"at most {time_s / 3600:g} hours{room and ' and '}{room}, then {then}"
+        if room:
+            return f"as long as they take at most {room}, then {then}"
+        return f"as long as the quiver has room, then {then}"
 
     @property
     def when_full(self) -> Literal["block", "drop_oldest"]:

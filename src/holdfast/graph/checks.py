@@ -48,6 +48,7 @@ from holdfast.quiver.ledger.subscriber import NAME_PATTERN
 from holdfast.receive.listening import Address, parse_address
 from holdfast.signals.registry import ROWS, all_signals, signal_named
 from holdfast.signals.signal import Signal
+from holdfast.units import written_size
 
 BEHIND_HINT = (
     "let receivers lead to the quiver and the quiver to {name!r}: what a processor does not let "
@@ -412,14 +413,15 @@ class _Checker:
         limit_bytes = None if node.delivery is None else node.delivery.retention_bytes
         if limit_bytes is not None and limit_bytes < quiver.segment.target_size:
             at: TreePath = ("nodes", node.name, "delivery", "retention_size")
-            message = f"retention_size is less than a segment ({quiver.segment.target_size} bytes)"
+            segment = written_size(quiver.segment.target_size)
+            message = f"retention_size is less than a segment ({segment})"
             hint = "raise it, or lower `segment.target_size` of the quiver"
             self._error(self._document.value_place(at), message, hint)
         cap_bytes = quiver.retention.size_cap
         if limit_bytes is not None and limit_bytes > cap_bytes:
             at = ("nodes", node.name, "delivery", "retention_size")
-            message = f"retention_size is more than the quiver holds ({cap_bytes} bytes)"
-            hint = "raise `retention.size_cap` of the quiver: that is reached first"
+            message = f"retention_size is more than the quiver holds ({written_size(cap_bytes)})"
+            hint = "lower it, or raise the quiver's `retention.size_cap`, which is reached first"
             self._warn(self._document.value_place(at), message, hint)
 
     def _check_turns(self, node: Node) -> None:

@@ -28,6 +28,7 @@ from holdfast.graph.paths import dead_letters_directory, plan
 from holdfast.quiver.segments.archive import open_place
 from holdfast.receive.listening import parse_address
 from holdfast.seam import Seam
+from holdfast.units import written_size
 
 # Where in the file, what is the matter, what to do.
 EnvironmentProblem = tuple[TreePath, str, str]
@@ -66,7 +67,10 @@ def caps_beyond_disks(loaded: Loaded) -> list[ConfigFinding]:
         disk_bytes = shutil.disk_usage(there).total
         if cap_bytes > disk_bytes:
             at: TreePath = ("nodes", one.name, "config", "retention", "size_cap")
-            message = f"size_cap is {cap_bytes} bytes, the disk of {directory} has {disk_bytes}"
+            message = (
+                f"size_cap is {written_size(cap_bytes)},"
+                f" but the disk of {directory} has only {disk_bytes:,} bytes"
+            )
             hint = "events are refused when the disk is full; set a `size_cap` that it can hold"
             problems.append((at, message, hint))
     return [found._replace(severity="warning") for found in _findings(loaded, problems)]

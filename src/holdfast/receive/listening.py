@@ -140,7 +140,7 @@ async def bind_sockets(listen: Address, *, backlog: int, reuse_port: bool) -> li
             listening.close()
         raise BadConfig(
             f"cannot listen on {listen}: {getattr(error, 'strerror', None) or error}",
-            hint="is the port taken, or the address not this machine's? see `listen`",
+            hint="is another gateway running? `ss -ltnp` lists who listens; set another `listen`",
         ) from error
     return bound
 
