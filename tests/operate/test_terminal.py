@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pyarrow as pa
@@ -123,6 +124,17 @@ def test_files_are_told_apart_by_their_content(tmp_path: Path) -> None:
     for name in ("x.parquet", "nothing.ndjson"):
         result = CliRunner().invoke(cli, ["send", str(tmp_path / name)])
         assert "BadInput" in repr(result.exception)
+
+
+def test_who_waits_for_a_gateway_that_is_not_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "events.ndjson").write_text(json.dumps(run_event()))
+    with socket.socket() as nobody:  # bound, so that nothing else listens there
+        nobody.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        words = ["send", str(tmp_path / "events.ndjson"), "--to", url, "--timeout", "0.3"]
+        result = CliRunner().invoke(cli, words)
+    assert f"{url}: Connection refused; trying again for up to 0.3 s" in result.stderr
+    assert "--to names another address" in result.exception.hint
 
 
 @pytest.mark.parametrize(

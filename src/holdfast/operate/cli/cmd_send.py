@@ -216,7 +216,7 @@ class _FilePoster:
     def post(self, item: FileRequest) -> str | None:
         """Post until it is taken; return why it will never be, or None."""
         url = self._url or (LINEAGE_URL if item.is_lineage else OTLP_URL)
-        deadline_s, pause_s = time.monotonic() + self._timeout_s, PAUSE_S
+        deadline_s, pause_s, told = time.monotonic() + self._timeout_s, PAUSE_S, False
         while True:
             status, text, after_s = self._try(url, item)
             if 200 <= status < 300:  # noqa: PLR2004
@@ -227,8 +227,14 @@ class _FilePoster:
             if status and status not in _LATER:
                 return f"{status}: {text}"
             if time.monotonic() > deadline_s:
-                hint = "is the gateway up (`holdfast status`)? what was accepted stays accepted"
+                hint = (
+                    "is the gateway up (`holdfast status`)? --to names another address;"
+                    " what was accepted stays accepted"
+                )
                 raise Overloaded(f"{item.where}: {url} does not take it: {text}", hint=hint)
+            if not told:
+                told, how_long = True, f"for up to {self._timeout_s:g} s (--timeout)"
+                click.echo(f"{url}: {printable(text)}; trying again {how_long} …", err=True)
             time.sleep(min(after_s or pause_s, PAUSE_MAX_S))
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
 
@@ -244,7 +250,8 @@ class _FilePoster:
             body = response.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            return 0, str(error) or type(error).__name__, 0.0
+            text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            return 0, text, 0.0
         after = response.getheader("Retry-After", "")
         return response.status, _said(body), float(after) if after.isdecimal() else 0.0
 
