@@ -106,6 +106,25 @@ def test_a_mistyped_command_is_guessed(typed: list[str], guess: str) -> None:
     assert f"Did you mean {guess}" in result.output
 
 
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        (["replay"], "Did you mean 'quiver replay' or 'dead-letters replay' or 'dataflow replay'?"),
+        (["dlq", "resend"], "There are ls, show, fix, replay, purge."),
+    ],
+)
+def test_a_command_of_no_group_or_of_another_is_answered_with_those_there_are(
+    typed: list[str], advice: str
+) -> None:
+    assert advice in CliRunner().invoke(cli, typed).output.replace("\n", " ")
+
+
+@pytest.mark.parametrize("group", ["quiver", "dataflow", "dlq", "handoff", "files", "gc", "store"])
+def test_the_commands_of_a_group_are_listed_with_whole_sentences(group: str) -> None:
+    told = CliRunner().invoke(cli, [group, "--help"]).output
+    assert "..." not in told.partition("Commands:")[2]
+
+
 def test_dead_letters_have_a_short_name() -> None:
     short, long = (CliRunner().invoke(cli, [name, "--help"]) for name in ("dlq", "dead-letters"))
     assert short.exit_code == long.exit_code == 0

@@ -113,6 +113,10 @@ EXAMPLES = {
 }
 
 
+# Longer than any first sentence of a help.
+SENTENCE_MAX = 200
+
+
 class CommandGroup(click.Group):
     """Lists commands as they were added, with an example in each help; guesses mistyped ones."""
 
@@ -137,13 +141,27 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that is meant by the first argument, or say which one may be."""
-        known = self.list_commands(ctx)
-        if args and args[0] not in known and self.find(args[0]) is None:
-            close = difflib.get_close_matches(args[0], known, n=2)
-            if close:
-                guess = " or ".join(repr(name) for name in close)
-                ctx.fail(f"No such command {args[0]!r}. Did you mean {guess}?")
+        if args and not args[0].startswith("-") and self.find(args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. {self._advice(ctx, args[0])}")
         return super().resolve_command(ctx, args)
+
+    def _advice(self, ctx: click.Context, typed: str) -> str:
+        known = self.list_commands(ctx)
+        close = difflib.get_close_matches(typed, known, n=2)
+        if ctx.parent is None:
+            # `replay` alone: somebody remembers the command, and not its group.
+            inside = [path for path in EXAMPLES if path.endswith(f" {typed}")]
+            close = inside or close
+        if close:
+            return f"Did you mean {' or '.join(map(repr, close))}?"
+        return "" if ctx.parent is None else f"There are {', '.join(known)}."
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the first sentence of each command's help, and never the half of one."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, one.get_short_help_str(SENTENCE_MAX)) for name, one in found if one]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 SHELLS = ("bash", "zsh", "fish")
