@@ -91,7 +91,8 @@ def test_pause_and_resume(console: RunningConsole) -> None:
     assert console.post("/actions/destinations/to/pause", token=console.token).status == 200
     until(lambda: state(console)["state"] == "paused")
     assert (
-        "to resumes." in console.post("/actions/destinations/to/resume", token=console.token).body
+        "to is resumed."
+        in console.post("/actions/destinations/to/resume", token=console.token).body
     )
     until(lambda: state(console)["state"] == "running")
     wrong = console.post("/actions/destinations/nobody/pause", token=console.token)

@@ -182,7 +182,7 @@ def test_every_action(console: RunningConsole, backend: HttpBackend) -> None:
                 "document.querySelector('[data-live=\"dest:to:state\"]').innerText === 'paused'"
             )
             await click(tab, "Resume")
-            await says(tab, "to resumes.")
+            await says(tab, "to is resumed.")
             await click(tab, "Look")
             await says(tab, "Nothing has passed since the tap was opened.")
             event = json.dumps(run_event(job="through_the_tap")).encode()

@@ -160,7 +160,7 @@ async def _nodes(tab: Page, console: RunningConsole, width: int) -> None:
     await says(tab, "node-a is paused. Parts wait for it.")
     await tab.open(f"{console.address}/nodes")
     await click(tab, "Resume")
-    await says(tab, "node-a resumes.")
+    await says(tab, "node-a is resumed.")
     await _fits(tab, width, "/nodes")
 
 

@@ -71,7 +71,7 @@ def use(target: str) -> None:
     # Nothing is given up without a word.
     refused = CliRunner().invoke(cli, ["handoff", "discard", part, target, "--node", "a"], "n\n")
     assert refused.exit_code == 1
-    assert "lost to a" in refused.output
+    assert "lost to a" in str(refused.exception)
     assert len(asked("ls", target, "--node", "a")) == 1
     drop = ["drop", "a", target, "--before", "2001-01-01T00:00:00+00:00", "--yes"]
     with pytest.raises(BadInput, match="nothing like that waits"):

@@ -46,7 +46,7 @@ class Actions:
         """Deliver to a destination again."""
         name = request.names["name"]
         await self._view.ask("resume", destination=name)
-        return _done(f"{name} resumes.")
+        return _done(f"{name} is resumed.")
 
     async def skip(self, request: ConsoleRequest) -> Response:
         """Make a dead letter of the event that holds a destination up."""
@@ -136,7 +136,7 @@ class Actions:
 
     async def resume_node(self, request: ConsoleRequest) -> Response:
         """Send to a data node again."""
-        return await self._node(request, "resume", "resumes.")
+        return await self._node(request, "resume", "is resumed.")
 
     async def _node(self, request: ConsoleRequest, action: str, said: str) -> Response:
         name = request.names["name"]

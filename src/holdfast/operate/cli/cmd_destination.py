@@ -29,7 +29,7 @@ from holdfast.operate.cli.base.target import Target, gateway_argument
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Look at the destinations of a running gateway; pause, resume, skip what fails.
+    """List the destinations of a running gateway; pause, resume, skip what fails.
 
     TARGET is its graph file or its data directory; by default ./holdfast_data.
     """
@@ -39,7 +39,7 @@ def command() -> None:
 @gateway_argument
 @json_option
 def list_command(target: Target, as_json: bool) -> None:
-    """Say how every destination is: its state, how far it is behind, the event it fails at."""
+    """List destinations: state, lag, and the event that one fails at."""
     status = target.ask_gateway("status")
     workers = status.get("workers", [status])
     found: list[dict[str, Any]] = [one for worker in workers for one in worker["destinations"]]
@@ -89,7 +89,7 @@ def pause_command(name: str, target: Target, as_json: bool) -> None:
 def resume_command(name: str, target: Target, as_json: bool) -> None:
     """Deliver to NAME again; after a failure, try immediately."""
     target.ask_gateway("resume", destination=name)
-    _done({"resumed": name}, f"{name} resumes", as_json)
+    _done({"resumed": name}, f"{name} is resumed", as_json)
 
 
 @command.command("skip")

@@ -41,7 +41,7 @@ from holdfast.seam.disk import RealDisk, write_all
 )
 @json_option
 def command(directory: Path, as_json: bool) -> int:
-    """Examine this machine; exits with 1 if something must be fixed."""
+    """Check this machine; exits with 1 if something must be fixed."""
     findings = examine(directory)
     if as_json:
         print_json([finding._asdict() for finding in findings])

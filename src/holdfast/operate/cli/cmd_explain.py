@@ -47,7 +47,7 @@ from holdfast.signals.registry import readers
 )
 @json_option
 def command(what: str, target: Target, is_text: bool, limit: int, as_json: bool) -> int:
-    """Say which bundles mention a run or a trace, and what became of them for every destination.
+    """Find the bundles that mention a run or a trace, and what became of them everywhere.
 
     Instead of the id of a run, a trace or a span, any text in an event will do, or the number of a
     bundle. Without a TARGET, it looks into the current directory if that is a quiver, and

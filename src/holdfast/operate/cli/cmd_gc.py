@@ -55,7 +55,7 @@ _grace_option: Callable[[Command], Command] = click.option(
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Collect chunks that nothing refers to.
+    """Delete chunks that nothing refers to.
 
     Works beside writers and readers, and beside other collectors. `plan` shows what would go, `run`
     does it once, `serve` does it always and answers over gRPC.
@@ -68,7 +68,7 @@ def command() -> None:
 @_shard_option
 @json_option
 def plan_command(chosen: Target, shard_words: str, as_json: bool) -> None:
-    """Say what would go now, and why; nothing is changed."""
+    """List what would be deleted now, and why; change nothing."""
     with _collector(chosen, shard_words, {}) as (_, collector):
         plan = collector.plan()
     totals = [
@@ -233,7 +233,7 @@ def serve_command(
     as_json: bool,
     **limits: object,
 ) -> None:
-    """Collect always, and answer over gRPC, until interrupted."""
+    """Collect continuously, and answer over gRPC, until interrupted."""
     from holdfast.store.gc.service import GcService
 
     # From a file and never from an option: arguments of a process are visible to every user of the

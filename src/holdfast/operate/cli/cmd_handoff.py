@@ -37,7 +37,7 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Look at what waits for data nodes and at what they lack; pause, repair, give up, forget.
+    """Show what waits for data nodes and what they lack; pause, repair, give up, forget.
 
     TARGET is the graph file or the data directory of a running gateway; by default
     ./holdfast_data. A part is named as `ls` prints it: QUIVER_ID:FIRST_SEQ-LAST_SEQ.
@@ -52,7 +52,7 @@ def command() -> None:
 @node_option
 @json_option
 def status_command(target: Target, node: str | None, as_json: bool) -> None:
-    """Say how every data node is, how much waits for it, and what is in the way."""
+    """List data nodes: state, how much waits for each, and what blocks it."""
     found = _known(_ask(target, "status", node=node), node)
     if as_json:
         print_json(found)
@@ -111,7 +111,7 @@ def list_command(target: Target, node: str | None, held: bool, as_json: bool) ->
 @gateway_argument
 @json_option
 def show_command(part: str, target: Target, as_json: bool) -> None:
-    """Say what is known of PART: in the gateway, and at every data node."""
+    """Show what the gateway and every data node know of PART."""
     found = _ask(target, "show", part=part)
     if not found:
         raise BadInput(
@@ -145,7 +145,7 @@ def pause_command(node: str, target: Target, as_json: bool) -> None:
 @json_option
 def resume_command(node: str, target: Target, as_json: bool) -> None:
     """Send to NODE again."""
-    _done(_known(_ask(target, "resume", node=node), node), f"{node} resumes", as_json)
+    _done(_known(_ask(target, "resume", node=node), node), f"{node} is resumed", as_json)
 
 
 @command.command("rate")
@@ -173,7 +173,7 @@ def rate_command(rate: str, target: Target, node: str | None, as_json: bool) -> 
 @gateway_argument
 @json_option
 def retry_command(node: str, target: Target, as_json: bool) -> None:
-    """Wait no longer with NODE, nor with any part for it, because of what failed."""
+    """Try NODE again now, and every part for it, without waiting after failures."""
     _done(_known(_ask(target, "retry", node=node), node), f"{node} is tried now", as_json)
 
 
@@ -183,7 +183,7 @@ def retry_command(node: str, target: Target, as_json: bool) -> None:
 @click.option("--part", help="Only this part.")
 @json_option
 def release_command(target: Target, node: str | None, part: str | None, as_json: bool) -> None:
-    """Offer held parts again, after the reason is gone."""
+    """Offer held parts again, once the reason is fixed."""
     found = _ask(target, "release", node=node, part=part)
     released = sum(one["released"] for one in found)
     _done(found, f"{counted(released, 'part')} released", as_json)
@@ -196,7 +196,7 @@ def release_command(target: Target, node: str | None, part: str | None, as_json:
 @yes_option
 @json_option
 def discard_command(part: str, target: Target, node: str | None, yes: bool, as_json: bool) -> None:
-    """Give PART up for one data node, or for all that hold it. It is lost to them.
+    """Give up PART for one data node, or for all that it is held for. It is lost to them.
 
     The ledger keeps the exact range; `repair` may fetch it from a data node that has it.
     """
@@ -212,7 +212,7 @@ def discard_command(part: str, target: Target, node: str | None, yes: bool, as_j
 def drop_command(
     node: str, target: Target, before: datetime | None, yes: bool, as_json: bool
 ) -> None:
-    """Give up what waits for NODE and is older than a moment. It is lost to it.
+    """Give up what waits for NODE and is older than --before. NODE will not get it.
 
     The ledger keeps the exact ranges; `repair` may fetch them from a data node that has them.
     """
@@ -232,11 +232,11 @@ def drop_command(
 def add_command(
     node: str, address: str, target: Target, exporter: str | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Send to one more data node, named NODE, at ADDRESS (host:port), while the gateway runs.
+    """Add a data node, named NODE, at ADDRESS (host:port), while the gateway runs.
 
     It gets what is accepted from now on; what came before belongs to those who owned it then. It
     stays until it is forgotten, also after a restart. As soon as the graph file or a nodes file
-    names it, that says where it is. Nothing is lost by it, so nothing is asked.
+    names it, the address there counts.
     """
     exporters = sorted({one["component"] for one in _ask(target, "senders")})
     if exporter is None and len(exporters) > 1:
@@ -321,7 +321,7 @@ def rebind_command(node: str, target: Target, yes: bool, as_json: bool) -> None:
 @click.option("--wait", is_flag=True, help="Until nothing waits for it any more.")
 @json_option
 def drain_command(node: str, target: Target, wait: bool, as_json: bool) -> None:
-    """Place nothing new on NODE; what waits for it is still sent. Then it can be forgotten."""
+    """Place nothing new on NODE; what waits for it is still sent. Then forget it."""
     while True:
         found = _known(_ask(target, "drain", node=node), node)
         is_drained = all(one["is_drained"] for one in found)
@@ -341,9 +341,9 @@ def drain_command(node: str, target: Target, wait: bool, as_json: bool) -> None:
 @node_option
 @json_option
 def gaps_command(target: Target, node: str | None, as_json: bool) -> int:
-    """Say what data nodes lack of what they should have, and who has it.
+    """List what data nodes lack of what they should have, and who has it.
 
-    Ends with 65 if something is missing, and with 75 if a node could not be asked.
+    Exits with 65 if something is missing, and with 75 if a node could not be asked.
     """
     found = _known(_ask(target, "gaps", node=node), None)
     if as_json:
@@ -360,7 +360,7 @@ def verify_command(target: Target, as_json: bool) -> int:
     """Compare the checksums of all parts between the data nodes and the gateway.
 
     Checksums are those of the parts' manifests; whether a node's disk still holds what they say,
-    its own scrub finds. Ends with 3 if two differ, and with 75 if a node could not be asked.
+    its own scrub finds. Exits with 3 if two differ, and with 75 if a node could not be asked.
     """
     records = list(_in_turns(target, "verify"))
     compared = sum(one["compared_parts"] for one in records if "compared_parts" in one)
@@ -390,9 +390,9 @@ def verify_command(target: Target, as_json: bool) -> int:
 @node_option
 @json_option
 def repair_command(target: Target, node: str | None, as_json: bool) -> int:
-    """Bring data nodes what they lack, from the gateway or from another data node that has it.
+    """Copy to data nodes what they lack, from the gateway or from another data node.
 
-    Ends with 65 if something is still missing, and with 75 if a node could not be asked.
+    Exits with 65 if something is still missing, and with 75 if a node could not be asked.
     """
     done = []
     for record in _in_turns(target, "repair", node=node):
@@ -440,7 +440,7 @@ def create_command(target: Target, as_json: bool) -> None:
 def wait_command(token: str, target: Target, timeout: str, as_json: bool) -> int:
     """Wait until nothing from before TOKEN waits for any data node.
 
-    Ends with 75 if that takes too long, and with 65 if something will never get there: it was
+    Exits with 75 if that takes too long, and with 65 if something will never get there: it was
     dropped, or its node forgotten.
     """
     try:

@@ -23,7 +23,7 @@ from holdfast.signals.openlineage.validation import ValidationSettings, Validato
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Look at OpenLineage events."""
+    """Check OpenLineage events."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class _Asked(NamedTuple):
     "--seconds",
     default=0.0,
     type=click.FloatRange(0, 86_400),
-    help="Go on for so long, also when all kills are done.",
+    help="Run at least this long, even when all kills are done.",
 )
 @click.option("--seed", type=int, help="Repeat a run's choices (not its timing).")
 @click.option("--dir", "directory", type=click.Path(path_type=Path), help="Keep everything here.")

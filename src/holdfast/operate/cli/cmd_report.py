@@ -29,10 +29,10 @@ RANGES_SHOWN = 50
 @time_option("--since", "Only what was decided at this time or later.")
 @json_option
 def command(target: Target, since: datetime | None, as_json: bool) -> int:
-    """Say what was accepted and what became of it: "nothing was lost", or exactly what.
+    """Report what was accepted and what became of it: "nothing was lost", or exactly what.
 
-    TARGET is a graph file, a data directory, or a quiver; by default ./holdfast_data. Ends with 65
-    if something was lost.
+    TARGET is a graph file, a data directory, or a quiver; by default ./holdfast_data. Exits with
+    65 if something was lost.
     """
     page = report(target, as_ns(since))
     if as_json:

@@ -73,7 +73,7 @@ class FileRequest(NamedTuple):
     default=TIMEOUT_S,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="Seconds without any success after which it gives up.",
+    help="Give up after so many seconds without success.",
 )
 @json_option
 def command(
@@ -85,7 +85,7 @@ def command(
 ) -> int:
     """Post the events in PATHS (NDJSON, JSON, OTLP in JSON, Parquet) to a gateway.
 
-    Ends with 1 if some were refused for what they are; the others are on the gateway's disk.
+    Exits with 1 if the gateway rejected some as invalid; the others are on its disk.
     """
     accepted, refused = 0, []
     with closing(_FilePoster(url, _token(token_env), timeout_s)) as sender:

@@ -111,10 +111,10 @@ def _joined(name: str, parts: list[dict[str, Any]]) -> DestinationLine:
 @gateway_argument
 @json_option
 def command(target: Target, as_json: bool) -> int:
-    """Say how a gateway is: ready or not, what came in, what waits for whom, what was lost.
+    """Show the state of a gateway: ready or not, what came in, what waits, what was lost.
 
-    TARGET is its graph file or its data directory; by default ./holdfast_data. Ends with 75 if it
-    is not ready, and says what its files say if it does not run.
+    TARGET is its graph file or its data directory; by default ./holdfast_data. Exits with 75 if
+    it is not ready. If it is not running, its files are read instead.
     """
     try:
         answer = target.ask_gateway("status")

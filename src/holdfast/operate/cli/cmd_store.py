@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Make a store, look at its totals, check and repair it.
+    """Create a store, show its totals, check and repair it.
 
     A store is a folder, or a bucket with a database beside it. `holdfast files` works with its
     files; `holdfast gc` collects what nothing refers to any more.
@@ -66,7 +66,7 @@ def command() -> None:
 @store_options
 @json_option
 def create_command(chosen: Target, as_json: bool) -> None:
-    """Make a new store, and its database."""
+    """Create a store, and its database."""
     with chosen.create_store() as store:
         if as_json:
             print_json({"url": store.url, "store_id": store.id})
@@ -78,7 +78,7 @@ def create_command(chosen: Target, as_json: bool) -> None:
 @store_options
 @json_option
 def info_command(chosen: Target, as_json: bool) -> None:
-    """Say what a store holds, by state of its chunks; `files ls` lists its commits."""
+    """Show what a store holds, by state of its chunks; `files ls` lists its commits."""
     with chosen.open_store() as store:
         found = store.references.statistics()
         chunking = store.chunks.chunking

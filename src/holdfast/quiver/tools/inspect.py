@@ -147,7 +147,7 @@ def require_quiver(disk: Disk, root: PurePath) -> None:
     known = (names.FORMAT, names.WAL_DIR, names.SEGMENTS_DIR)
     if not disk.exists(root):
         raise CannotOpen(
-            "no such file or directory",
+            "there is no quiver here: no such file or directory",
             hint="name a graph file, the data directory of a gateway, or a quiver",
             path=str(root),
         )

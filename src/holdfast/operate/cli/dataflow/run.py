@@ -240,7 +240,7 @@ def drain_command(
     close: bool,
     as_json: bool,
 ) -> None:
-    """Let a pipeline of CONFIG read everything that is there now, and end.
+    """Let a pipeline of CONFIG read everything that is there now, then stop it.
 
     A driver that runs it is asked to; without one it is done here.
     """

@@ -79,7 +79,7 @@ def places_of(loaded: LoadedPipelines, name: str, state_dir: Path | None) -> Pla
 @click.option("--spark", is_flag=True, help="Also let Spark parse the SQL; takes some seconds.")
 @json_option
 def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> int:
-    """Check the pipelines of CONFIG and say everything that is wrong, with line and column."""
+    """Check the pipelines of CONFIG, and report everything that is wrong, with line and column."""
     parse = None
     if spark:
         from holdfast.dataflow.driver.session import spark_parser, start_session
@@ -110,7 +110,7 @@ def graph_command(config: str, name: str | None, form: str) -> None:
 @name_argument
 @json_option
 def explain_command(config: str, name: str | None, as_json: bool) -> None:
-    """Say how a pipeline of CONFIG becomes queries of Spark, and why."""
+    """Explain how a pipeline of CONFIG becomes queries of Spark, and why."""
     chosen = choose(config, name)
     plan = planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     if as_json:
@@ -125,7 +125,7 @@ def explain_command(config: str, name: str | None, as_json: bool) -> None:
 @state_option
 @json_option
 def watermark_command(config: str, name: str | None, state_dir: Path | None, as_json: bool) -> None:
-    """Say where the watermark of a pipeline is, and what holds it there."""
+    """Show where the watermark of a pipeline is, and what holds it there."""
     chosen = choose(config, name, state_dir)
     plan = planned(chosen.name, chosen.pipeline, chosen.places.state_dir)
     notes: dict[str, dict[str, Any]] = {}

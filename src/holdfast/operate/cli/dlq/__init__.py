@@ -11,7 +11,7 @@ from holdfast.operate.cli.dlq.show import list_command, show_command
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Look at dead letters, correct them, send them again, give them up.
+    """Inspect dead letters: correct them, replay them, purge them.
 
     TARGET is a graph file, its data directory, or the directory of the letters. All commands work
     beside a running gateway; all but replaying undelivered letters without one.

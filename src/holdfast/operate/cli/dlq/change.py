@@ -156,7 +156,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
     worker: int,
     as_json: bool,
 ) -> None:
-    """Try letters again: LETTERS by name, or all of --destination, or --rejected.
+    """Replay LETTERS by name, or all of --destination, or --rejected.
 
     An undelivered letter goes to the destination that did not take it, out of order, through the
     running gateway. A rejected one is checked again and submitted as a new event.
@@ -287,7 +287,7 @@ def purge_command(  # noqa: PLR0913, PLR0917  (its options)
     worker: int,
     as_json: bool,
 ) -> None:
-    """Give letters up: LETTERS by name, or by filters. Without --yes it only says what would go."""
+    """Purge LETTERS by name, or by filters. Without --yes it only lists what would go."""
     queue = DeadLetterTarget.find(target, worker)
     chosen = LetterSelection(destination=destination, reason=reason, before_ns=as_ns(before))
     if not (letters or everything or store or chosen != LetterSelection()):

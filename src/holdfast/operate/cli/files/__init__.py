@@ -47,7 +47,7 @@ class FilesGroup(CommandGroup):
 
 @click.group(cls=FilesGroup)
 def command() -> None:
-    """Keep versions of files: look at commits, bring files in, take them out, compare them.
+    """Keep versions of files: list commits, store files, restore them, compare them.
 
     The store is named with --store, or with HOLDFAST_STORE in the environment.
     """

@@ -149,7 +149,7 @@ _MARKS = {"added": "+", "removed": "-", "content": "M", "metadata": "m"}
 @store_options
 @json_option
 def diff_command(old: str, new: str, limit: int, chosen: Target, as_json: bool) -> None:
-    """Say what differs between two commits: + added, - removed, M content, m metadata."""
+    """List what differs between two commits: + added, - removed, M content, m metadata."""
     with (
         chosen.open_store() as store,
         opened_commit(store, old) as before,
@@ -223,7 +223,7 @@ _ENTRY_COLUMNS = ("layer", "operation", "bytes", "refs", "tags")
 
 @click.group("index", cls=CommandGroup)
 def index_group() -> None:
-    """Look into the indexes of a commit."""
+    """Inspect the indexes of a commit."""
 
 
 @index_group.command("show")

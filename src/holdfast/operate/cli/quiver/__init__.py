@@ -28,7 +28,7 @@ from holdfast.operate.cli.quiver.sql import sql_command
 
 @click.group(cls=CommandGroup)
 def command() -> None:
-    """Look into a data directory, check it, change it, copy it.
+    """Inspect a data directory, check it, change it, copy it.
 
     TARGET is the directory of a quiver, or the graph file or data directory of a gateway that has
     only one. All commands work beside a running owner, and without one.
