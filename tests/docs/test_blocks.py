@@ -25,6 +25,19 @@ PAGES = [
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "docs" / "guide" / "archive.md",
 ]
+# Whatever names commands in its prose, comments or messages.
+WITH_COMMANDS = [
+    path
+    for folder, pattern in (
+        (ROOT, "*.md"),
+        (ROOT / "docs", "**/*.md"),
+        (ROOT / "deploy", "**/*"),
+        (ROOT / "examples", "*.yaml"),
+        (ROOT / "src" / "holdfast" / "operate" / "cases", "*.yaml"),
+    )
+    for path in sorted(folder.glob(pattern))
+    if path.is_file() and "`holdfast " in path.read_text()
+]
 _BLOCK = re.compile(r"```(yaml|sh|bash)\n(.*?)```", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#:]+)(#[\w-]+)?\)")
 
@@ -67,6 +80,12 @@ def test_links_lead_somewhere(path: Path) -> None:
         headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) if anchor else []
         anchors = {"#" + re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings}
         assert not anchor or anchor in anchors, anchor
+
+
+@pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_between_the_lines_exist(path: Path) -> None:
+    for line in re.findall(r"`holdfast ([a-z][^`\n…]*)`", path.read_text()):
+        assert problem_with(line) is None, line
 
 
 def problem_with(line: str) -> str | None:
