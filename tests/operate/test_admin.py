@@ -7,9 +7,10 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import orjson
+import pytest
 
 from holdfast.operate.metrics import Sample
-from holdfast.operate.monitoring import AdminApp
+from holdfast.operate.monitoring import AdminApp, AdminPort
 
 
 class Watched:
@@ -66,3 +67,14 @@ def test_anything_else_is_told() -> None:
     status, headers, _ = ask("/metrics", method="POST")
     assert (status, headers[b"allow"]) == (405, b"GET, HEAD")
     assert ask("/healthz", method="HEAD")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("listens", "reached"),
+    [("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]"), ("10.0.0.5", "10.0.0.5")],
+)
+def test_the_address_of_the_console_is_one_that_a_browser_can_go_to(
+    listens: str, reached: str
+) -> None:
+    port = AdminPort([f"http://{listens}:8480"], "a-token")
+    assert port.console({}) == {"address": f"http://{reached}:8480", "token": "a-token"}

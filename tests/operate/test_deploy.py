@@ -93,6 +93,11 @@ def test_the_container_is_not_root_and_starts_commands_that_exist() -> None:
             assert (DEPLOY.parent / name).exists(), name
 
 
+def test_the_console_that_compose_names_is_served() -> None:
+    assert "8480   the gateway (console," in (DEPLOY / "compose.yaml").read_text()
+    assert load(DEPLOY / "container.yaml").graph.settings.admin.has_console
+
+
 def test_compose_mounts_and_builds_what_is_there() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for service in services.values():

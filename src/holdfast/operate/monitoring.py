@@ -256,7 +256,10 @@ class AdminPort:
             raise BadInput(
                 "this gateway serves no console", hint="set `admin.console: true`, and restart it"
             )
-        return {"address": self._addresses[0], "token": self._token}
+        # A browser cannot go to "every address"; from this machine, loopback is one of them.
+        address = self._addresses[0].replace("//0.0.0.0:", "//127.0.0.1:")
+        address = address.replace("//[::]:", "//[::1]:")
+        return {"address": address, "token": self._token}
 
 
 @contextlib.asynccontextmanager
