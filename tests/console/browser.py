@@ -116,7 +116,7 @@ class Page:
         try:
             await until_async(holds, script)
         except AssertionError as error:
-            text = await self.run("document.body.innerText")
+            text = await self.run("document.body?.innerText")
             raise AssertionError(f"{error}\n{self.errors}\n{text}") from None
 
     async def screenshot(self, *, whole: bool = True) -> bytes:

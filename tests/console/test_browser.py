@@ -76,8 +76,8 @@ async def click(tab: Page, words: str) -> None:
 
 
 async def says(tab: Page, text: str) -> None:
-    """Wait until the page says something."""
-    await tab.until(f"document.body.innerText.includes({text!r})")
+    """Wait until the page says something; between two pages there is no body."""
+    await tab.until(f"document.body?.innerText.includes({text!r})")
 
 
 def test_every_page_at_every_width_without_an_error(console: RunningConsole) -> None:
@@ -200,7 +200,7 @@ def test_every_action(console: RunningConsole, backend: HttpBackend) -> None:
 
 async def until_clicked(tab: Page, words: str, text: str) -> None:
     """Click again until the page says it: a tap shows what passed before it was looked at."""
-    while not await tab.run(f"document.body.innerText.includes({text!r})"):
+    while not await tab.run(f"document.body?.innerText.includes({text!r})"):
         await click(tab, words)
         await asyncio.sleep(0.1)
 

@@ -101,7 +101,10 @@ def _finding(
         hint = nearest(key, _keys_at(model, loc[:-1]), "known keys")
         return document.key_place(path), f"there is no key {key!r} here", hint
     if kind == "missing":
-        return document.key_place(path), f"the key {str(loc[-1])!r} is missing", "add it"
+        hint = "add it"
+        if path == ("nodes",) and "pipelines" in document.value:
+            hint = "add it; `holdfast dataflow validate` checks a file that has pipelines alone"
+        return document.key_place(path), f"the key {str(loc[-1])!r} is missing", hint
     message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     message = message[:1].lower() + message[1:] if message.startswith("Input ") else message
     is_key = bool(loc) and loc[-1] == "[key]"

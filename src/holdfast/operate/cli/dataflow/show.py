@@ -79,7 +79,10 @@ def places_of(loaded: LoadedPipelines, name: str, state_dir: Path | None) -> Pla
 @click.option("--spark", is_flag=True, help="Also let Spark parse the SQL; takes some seconds.")
 @json_option
 def validate_command(config: str, imports: bool, spark: bool, as_json: bool) -> int:
-    """Check the pipelines of CONFIG, and report everything that is wrong, with line and column."""
+    """Check the pipelines of CONFIG, and report what is wrong, with line and column.
+
+    First everything about keys and values; when that is right, how vertices are connected.
+    """
     parse = None
     if spark:
         from holdfast.dataflow.driver.session import spark_parser, start_session
