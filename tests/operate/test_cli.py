@@ -7,6 +7,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
+from holdfast import prove
+from holdfast.errors import NotInstalled
 from holdfast.operate.cli import COMMANDS, cli, main
 from holdfast.operate.cli.base.groups import EXAMPLES
 from holdfast.operate.cli.base.output import counted
@@ -228,6 +231,19 @@ def test_a_wrong_option_exits_with_usage() -> None:
 def test_prove_lists_its_fault_points() -> None:
     points = json.loads(call("prove", "quiver", "--list", "--json").stdout)
     assert {"point": "wal.sync", "step": "sync one group: the moment of acknowledgement"} in points
+
+
+def test_a_proof_that_cannot_begin_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(**_: object) -> None:
+        raise NotInstalled("this needs an extra", hint="install it")
+
+    monkeypatch.setattr(prove, "run", run)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    told = call("prove", "store", "--kills", "1")
+    assert (told.returncode, told.stderr) == (78, "error: this needs an extra\nnext: install it\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_prove_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def _run_aside(asked: _Asked, as_json: bool, beside: Path | None) -> int:
         is_done_with = True
         raise
     finally:
-        if is_done_with:
+        if is_done_with or not any(directory.iterdir()):
             shutil.rmtree(directory, ignore_errors=True)
         else:
             stderr().print(f"everything is kept in {directory}", soft_wrap=True)
