@@ -25,7 +25,7 @@ One YAML file says what a gateway receives, where it holds it, and where it goes
 written by `scripts/config_page.py` from the models in the code.
 
 ```sh
-holdfast validate CONFIG          # what is wrong, with line and column; first keys, then connections
+holdfast validate CONFIG          # what is wrong, with line and column; keys first, then edges
 holdfast print-config CONFIG      # with every default filled in, and secrets hidden
 holdfast config schema            # JSON Schema, for editors
 holdfast graph CONFIG             # a drawing
