@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import re
+import socket
 import stat
 import subprocess
 import sys
@@ -177,6 +178,16 @@ def test_the_token_is_its_owners_and_stays(console: RunningConsole, tmp_path: Pa
     (tmp_path / "console.token").chmod(0o644)
     assert token_of(tmp_path) != known, "others could read it"
     assert stat.S_IMODE((tmp_path / "console.token").stat().st_mode) == 0o600
+
+
+def test_live_ends_when_the_page_closes_its_side(console: RunningConsole) -> None:
+    # It was streamed to until a write failed: a browser that went from page to page was soon
+    # told that too many are open.
+    with socket.create_connection(("127.0.0.1", console.port), timeout=PATIENCE_S) as page:
+        page.sendall(b"GET /live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert page.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        page.shutdown(socket.SHUT_WR)
+        until(lambda: page.recv(1 << 16) == b"", "the end of the stream")
 
 
 def test_live_sends_what_changes(console: RunningConsole) -> None:

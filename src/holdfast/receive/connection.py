@@ -230,10 +230,14 @@ class BoundedConnection(HttpToolsProtocol):
                 self._take_slow_path()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Stay open for an answer that is under way: some clients close their side early."""
+        """Stay open for an answer that is due: some clients close their side early.
+
+        One that has begun and goes on is a stream (the console's figures): its page is closed.
+        """
         if self._refused:
             return False
-        wants_answer = self._is_answering() and self._phase is _Phase.IDLE
+        is_due = self._is_answering() and not self.cycle.response_started
+        wants_answer = is_due and self._phase is _Phase.IDLE
         if not wants_answer or self.scheme == "https":
             return False
         self._deaf = True
