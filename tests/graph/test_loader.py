@@ -203,6 +203,16 @@ def test_a_file_without_shape_is_told(text: str, finding: str, tmp_path: Path) -
     assert finding in findings(tmp_path, text)
 
 
+def test_who_validates_pipelines_alone_as_a_graph_is_told_what_checks_them(tmp_path: Path) -> None:
+    path = tmp_path / "pipelines.yaml"
+    path.write_text("pipelines: {}")
+    with pytest.raises(BadConfig) as wrong:
+        load(path)
+    (found,) = wrong.value.findings
+    assert found.message == "the key 'nodes' is missing"
+    assert "holdfast dataflow validate" in found.hint
+
+
 def test_a_value_never_stands_in_a_message_that_pydantic_made(tmp_path: Path) -> None:
     secret = "hunter2-hunter2"
     text = with_line(

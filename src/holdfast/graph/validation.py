@@ -102,7 +102,7 @@ def _finding(
         return document.key_place(path), f"there is no key {key!r} here", hint
     if kind == "missing":
         hint = "add it"
-        if path == ("nodes",) and "pipelines" in document.value:
+        if (*at, *loc) == ("nodes",) and "pipelines" in document.value:
             hint = "add it; `holdfast dataflow validate` checks a file that has pipelines alone"
         return document.key_place(path), f"the key {str(loc[-1])!r} is missing", hint
     message = details["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
