@@ -18,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.deliver.exporters.backend import (
     Backend,
+    Connection,
+    Request,
     answer,
     close_at_once,
     hang_before_headers,
@@ -41,6 +43,9 @@ from holdfast.deliver.exporters.http_connections import (
     HttpRoute,
     NotHttp,
 )
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+LOOPS: list[LoopFactory] = [asyncio.new_event_loop, uvloop.new_event_loop]
 
 ANSWER_BYTES_MAX = 10_000
 LIMITS = HttpLimits(
@@ -81,6 +86,9 @@ class FakeTransport:
     def abort(self) -> None:
         self.is_cut = True
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
 
 def feed(pieces: Sequence[bytes], *, needs_body: bool = True) -> tuple[Any, bool]:
     """Return what a connection makes of bytes and an end, and whether it was usable before that."""
@@ -95,6 +103,7 @@ def feed(pieces: Sequence[bytes], *, needs_body: bool = True) -> tuple[Any, bool
                 break
             connection.data_received(piece)
         was_free = connection.is_free
+        connection.eof_received()
         connection.connection_lost(None)
         assert found.done()
         failure = found.exception()
@@ -220,7 +229,9 @@ def send_all(
 
 
 def with_connections(
-    run: Callable[[HttpConnections], Coroutine[Any, Any, Any]], limits: HttpLimits = LIMITS
+    run: Callable[[HttpConnections], Coroutine[Any, Any, Any]],
+    limits: HttpLimits = LIMITS,
+    loop_factory: LoopFactory = asyncio.new_event_loop,
 ) -> Any:
     async def around() -> Any:
         connections = HttpConnections(limits)
@@ -229,7 +240,8 @@ def with_connections(
         finally:
             await connections.close()
 
-    return asyncio.run(around())
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(around())
 
 
 def test_a_connection_is_kept(backend: Backend) -> None:
@@ -391,10 +403,10 @@ def test_a_proxy_that_hangs_up(certificates: Certificates) -> None:
     assert found.to_proxy
 
 
-@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("factory", LOOPS)
 @pytest.mark.parametrize("kind", ["plain", "tls", "proxy"])
 def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
-    certificates: Certificates, factory: Callable[[], asyncio.AbstractEventLoop], kind: str
+    certificates: Certificates, factory: LoopFactory, kind: str
 ) -> None:
     tls = None if kind == "plain" else certificates.server_context()
     with Backend([hang_before_headers], tls=tls) as backend, forward_proxy() as proxy:
@@ -421,3 +433,45 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
             for steps in [*range(10), 15, 20, 30, 50, 100, 200]:
                 assert loop.run_until_complete(cancel_after(steps))
             until(lambda: backend.open_connections == 0)
+
+
+# ------------------------------------------------------- what belongs to no request
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+@pytest.mark.parametrize("over_tls", [False, True])
+@pytest.mark.parametrize(
+    "behind", [b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n", b"x", b""]
+)
+def test_what_came_while_the_loop_was_busy_is_not_the_next_request_s(
+    certificates: Certificates, factory: LoopFactory, over_tls: bool, behind: bytes
+) -> None:
+    """Behind an answer comes another one, something else, or the end; nobody has read it when the
+    next request leaves.
+    """
+    go_on, arrived = threading.Event(), threading.Event()
+
+    def first(connection: Connection, request: Request) -> bool:
+        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        go_on.wait(PATIENCE_S)
+        if behind:
+            connection.send(behind)
+        else:
+            connection.socket.shutdown(socket.SHUT_RDWR)
+        arrived.set()
+        return True
+
+    async def run(connections: HttpConnections) -> list[int]:
+        found = []
+        for _ in range(2):
+            sent = await connections.send(route, HEAD % 0, b"", needs_body=False)
+            found.append(sent.status)
+            go_on.set()
+            assert arrived.wait(PATIENCE_S)  # and the loop reads nothing
+        return found
+
+    server = certificates.server_context() if over_tls else None
+    with Backend([first, answer(503)], tls=server) as backend:
+        tls = ssl.create_default_context(cafile=certificates.ca) if over_tls else None
+        route = HttpRoute("127.0.0.1", backend.port, tls)
+        assert with_connections(run, loop_factory=factory) == [200, 503]

@@ -21,9 +21,11 @@ numbers.
 
 **Again.** A connection is used again for the same route and the same certificates, if all was sent
 and read, the backend did not say otherwise, and it was not idle for longer than `IDLE_S`. One that
-its backend closes meanwhile is forgotten when that is heard. If it closes at the very moment in
-which a request leaves, the request fails as `ConnectionEnded` and nothing is sent again here: a
-POST may have been taken, and whether it is repeated is its caller's business.
+its backend closes meanwhile is forgotten when that is heard. A loop that was busy may not have
+heard it, or an answer that nobody asked for; so the kernel is asked whether anything came before
+the next request leaves. If it comes at the very moment in which a request leaves, the request fails
+as `ConnectionEnded` and nothing is sent again here: a POST may have been taken, and whether it is
+repeated is its caller's business.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import errno
 import itertools
 import math
 import os
+import select
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -196,6 +199,13 @@ class HttpConnection(asyncio.Protocol):
     def is_free(self) -> bool:
         """Whether the next request may be sent on it."""
         return self._is_sound and self._answer is None
+
+    def has_unread(self) -> bool:
+        """Whether bytes or an end came that the loop has not read yet."""
+        assert self.transport is not None, "BUG: not connected"
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
     def begin(
         self,
@@ -481,7 +491,8 @@ class HttpConnections:
         oldest_s = asyncio.get_running_loop().time() - IDLE_S
         while kept:
             connection = kept.pop()
-            if connection.is_free and connection.idle_since_s > oldest_s:
+            is_young = connection.is_free and connection.idle_since_s > oldest_s
+            if is_young and not connection.has_unread():
                 return connection
             connection.abort()
         return None
