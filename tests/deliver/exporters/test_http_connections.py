@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -26,7 +27,7 @@ from tests.deliver.exporters.backend import (
     raw,
 )
 from tests.deliver.exporters.proxy import forward_proxy
-from tests.patience import PATIENCE_S, until
+from tests.patience import PATIENCE_S, until, until_async
 from tests.support.certificates import Certificates
 
 from holdfast.deliver.exporters import happy_eyeballs, http_connections
@@ -88,6 +89,9 @@ class FakeTransport:
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def get_extra_info(self, name: str) -> None:
+        return None
 
 
 def feed(pieces: Sequence[bytes], *, needs_body: bool = True) -> tuple[Any, bool]:
@@ -433,6 +437,57 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
             for steps in [*range(10), 15, 20, 30, 50, 100, 200]:
                 assert loop.run_until_complete(cancel_after(steps))
             until(lambda: backend.open_connections == 0)
+
+
+# ------------------------------------------------- answers that end with the connection
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+@pytest.mark.parametrize("says_so", [True, False])
+def test_over_tls_an_end_that_nobody_spoke_of_completes_no_answer(
+    certificates: Certificates, factory: LoopFactory, says_so: bool
+) -> None:
+    """Whoever sits in between can end a connection, and an empty answer to a batch is a yes."""
+
+    def step(connection: Connection, request: Request) -> bool:
+        connection.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        if says_so:
+            assert isinstance(connection.socket, ssl.SSLSocket)
+            with contextlib.suppress(OSError):
+                connection.socket.unwrap()
+        return False
+
+    async def run(connections: HttpConnections) -> Any:
+        try:
+            return (await connections.send(route, HEAD % 0, b"", needs_body=True)).body
+        except HttpFailed as failure:
+            return type(failure)
+
+    with Backend([step], tls=certificates.server_context()) as backend:
+        tls = ssl.create_default_context(cafile=certificates.ca)
+        route = HttpRoute("127.0.0.1", backend.port, tls)
+        found = with_connections(run, loop_factory=factory)
+    assert found == (b"" if says_so else HttpConnectionEnded)
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_an_end_of_our_own_completes_no_answer(backend: Backend, factory: LoopFactory) -> None:
+    def step(connection: Connection, request: Request) -> bool:
+        connection.send(b"HTTP/1.1 200 OK\r\n\r\n")
+        connection.hang()
+        return False
+
+    backend.steps = [step]
+
+    async def run(connections: HttpConnections) -> None:
+        sent = connections.send(route_to(backend), HEAD % 0, b"", needs_body=True)
+        sending = asyncio.create_task(sent)
+        await until_async(lambda: any(one._has_head for one in connections._open))
+        await connections.close()
+        with pytest.raises(HttpConnectionEnded):
+            await sending
+
+    with_connections(run, loop_factory=factory)
 
 
 # ------------------------------------------------------- what belongs to no request

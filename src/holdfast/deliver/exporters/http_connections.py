@@ -5,10 +5,11 @@ end. So this is a protocol of its own on top of httptools' parser, and not a gen
 request is one write and one future, and no task, no stream and no timer of its own.
 
 **An answer** is complete by its length, by its last chunk, or, if it has neither, by the end of the
-connection. Answers of 1xx (but 101, which ends HTTP here) are passed over. The head is bounded, and
-so is the body: one that is longer than wanted ends the connection, and counts as not read. What is
-not HTTP fails the request wherever it comes, so that a verdict never depends on how the network cut
-the bytes; what comes behind an answer belongs to nobody, and ends the connection.
+connection, if its backend ended that, and over TLS said so: what is cut in between is not whole.
+Answers of 1xx (but 101, which ends HTTP here) are passed over. The head is bounded, and so is the
+body: one that is longer than wanted ends the connection, and counts as not read. What is not HTTP
+fails the request wherever it comes, so that a verdict never depends on how the network cut the
+bytes; what comes behind an answer belongs to nobody, and ends the connection.
 
 **When the status is enough** (it is no success, or nobody needs the body), the rest has
 `UNNEEDED_BODY_S` to come, so that the connection can be used again; a rest that breaks off changes
@@ -177,6 +178,8 @@ class HttpConnection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = math.inf
         self._is_write_paused = False
+        # The peer said that nothing more comes.
+        self._has_peer_ended = False
         # Another request may be sent on it.
         self._is_sound = True
         self._parser = self._new_parser()
@@ -275,7 +278,7 @@ class HttpConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
         if self._answer is not None:
-            if exc is None and self._ends_with_connection():
+            if self._has_peer_ended and self._ends_with_connection():
                 self._finish(b"".join(self._body))
             else:
                 self._fail(HttpConnectionEnded(exc))
@@ -283,6 +286,9 @@ class HttpConnection(asyncio.Protocol):
             self._on_lost(self)
 
     def eof_received(self) -> None:
+        assert self.transport is not None, "BUG: not connected"
+        tls: ssl.SSLObject | None = self.transport.get_extra_info("ssl_object")
+        self._has_peer_ended = tls is None or _has_said_goodbye(tls)
         # At once: a close that lets the rest of a request go first may wait for ever.
         self.abort()
 
@@ -560,6 +566,14 @@ async def _open_tunnel(
         raise HttpNotConnected(error.cause, to_proxy=True) from None
     if not _is_success(answer.status):
         raise HttpProxyRefused(answer.status)
+
+
+def _has_said_goodbye(tls: ssl.SSLObject) -> bool:
+    """Whether the peer ended TLS before the connection ended; asyncio makes no difference."""
+    try:
+        return not tls.read(1)
+    except ssl.SSLError:  # it waits for more
+        return False
 
 
 def _is_success(status: int) -> bool:
