@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ from tests.support.certificates import Certificates
 from holdfast.deliver.exporters import happy_eyeballs, http_connections
 from holdfast.deliver.exporters.http_connections import (
     ANSWER_HEAD_BYTES_MAX,
+    PIECE_BYTES,
     HttpAnswer,
     HttpConnection,
     HttpConnectionEnded,
@@ -295,35 +296,38 @@ def test_those_kept_for_others_make_room() -> None:
         with_connections(run)
 
 
-class UnreadingBackend:
-    """Answers as soon as there is a head, and reads no body."""
+@contextlib.contextmanager
+def unreading_backend(tls: ssl.SSLContext | None = None) -> Iterator[HttpRoute]:
+    """Answers as soon as there is a head, and reads no body before its client has hung up."""
 
-    def __enter__(self) -> HttpRoute:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-        return HttpRoute("127.0.0.1", self._listener.getsockname()[1])
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.join()
-        self._listener.close()
-
-    def _serve(self) -> None:
-        connected, _ = self._listener.accept()
-        with connected:
+    def serve() -> None:
+        connected, _ = listener.accept()
+        if tls is not None:
+            connected = tls.wrap_socket(connected, server_side=True)
+        with connected, contextlib.suppress(OSError):
             connected.recv(100)
             connected.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\n\r\n")
             connected.settimeout(PATIENCE_S)
-            while True:
-                try:
-                    if not connected.recv(2**20):
-                        return
-                except ConnectionError:
-                    return
+            hung_up.wait(PATIENCE_S)
+            while connected.recv(2**20):
+                pass
+
+    hung_up = threading.Event()
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield HttpRoute("127.0.0.1", listener.getsockname()[1])
+        finally:
+            hung_up.set()
+            thread.join()
 
 
 def test_an_answer_counts_while_its_request_is_still_being_sent() -> None:
-    with UnreadingBackend() as route:
+    with unreading_backend() as route:
         (found,) = send_all([route], body=b" " * 100_000_000)
     assert found.status == 413
 
@@ -437,6 +441,36 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
             for steps in [*range(10), 15, 20, 30, 50, 100, 200]:
                 assert loop.run_until_complete(cancel_after(steps))
             until(lambda: backend.open_connections == 0)
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+@pytest.mark.parametrize("over_tls", [False, True])
+def test_a_connection_is_not_kept_while_it_still_holds_a_part_of_a_request(
+    certificates: Certificates,
+    factory: LoopFactory,
+    over_tls: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever answers early, and then takes the rest of the body for a request, would answer it."""
+
+    async def narrow_socket(*where: Any) -> socket.socket:
+        connected = await happy_eyeballs.connected_socket(*where)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return connected
+
+    monkeypatch.setattr(http_connections, "connected_socket", narrow_socket)
+    server = certificates.server_context() if over_tls else None
+
+    async def run(connections: HttpConnections) -> int:
+        answer = await connections.send(route, HEAD % PIECE_BYTES, body, needs_body=True)
+        assert not any(connections._kept.values())
+        return answer.status
+
+    body = b" " * PIECE_BYTES
+    tls = ssl.create_default_context(cafile=certificates.ca) if over_tls else None
+    with unreading_backend(server) as plain:
+        route = plain._replace(tls=tls)
+        assert with_connections(run, loop_factory=factory) == 413
 
 
 # ------------------------------------------------- answers that end with the connection

@@ -169,6 +169,8 @@ class HttpConnection(asyncio.Protocol):
         self, limits: HttpLimits, on_lost: Callable[[HttpConnection], None] | None = None
     ) -> None:
         self.transport: asyncio.Transport | None = None
+        # What is below TLS.
+        self._tcp: asyncio.Transport | None = None
         # Done when the socket is closed.
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.idle_since_s = 0.0
@@ -268,7 +270,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's own are no subclass of it.
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = self._tcp = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_sound = False
@@ -378,9 +380,21 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._answer is None or not self._has_head:
             return
-        if self._unsent or self._status >= FAILED_STATUS or not self._parser.should_keep_alive():
+        if self._status >= FAILED_STATUS or not self._parser.should_keep_alive():
+            self._is_sound = False
+        if not self._is_all_sent():
             self._is_sound = False
         self._finish(b"".join(self._body))
+
+    def _is_all_sent(self) -> bool:
+        """Whether the kernel has all of the request: what it has not would come before the next."""
+        assert self.transport is not None, "BUG: not connected"
+        assert self._tcp is not None, "BUG: not connected"
+        return not (
+            self._unsent
+            or self.transport.get_write_buffer_size()
+            or self._tcp.get_write_buffer_size()
+        )
 
     def _is_interim(self) -> bool:
         return 100 <= self._status < 200 and self._status != _SWITCHING_PROTOCOLS  # noqa: PLR2004
