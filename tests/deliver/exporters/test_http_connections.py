@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import os
 import socket
@@ -21,6 +22,7 @@ from tests.deliver.exporters.backend import (
     Backend,
     Connection,
     Request,
+    Step,
     answer,
     close_at_once,
     hang_before_headers,
@@ -31,6 +33,7 @@ from tests.patience import PATIENCE_S, until, until_async
 from tests.support.certificates import Certificates
 
 from holdfast.deliver.exporters import happy_eyeballs, http_connections
+from holdfast.deliver.exporters.classify import failure_of_exception
 from holdfast.deliver.exporters.http_connections import (
     ANSWER_HEAD_BYTES_MAX,
     PIECE_BYTES,
@@ -38,10 +41,12 @@ from holdfast.deliver.exporters.http_connections import (
     HttpConnection,
     HttpConnectionEnded,
     HttpConnections,
+    HttpConnectTimedOut,
     HttpFailed,
     HttpLimits,
     HttpNotConnected,
     HttpProxy,
+    HttpProxyRefused,
     HttpRoute,
     NotHttp,
 )
@@ -193,11 +198,19 @@ def test_anything_has_a_verdict(data: bytes, places: list[int]) -> None:
         (b"HTTP/1.1 100 Continue\r\n\r\n" * 2000, NotHttp),
         (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * ANSWER_HEAD_BYTES_MAX, NotHttp),
         (CHUNKED + b"zz\r\n", NotHttp),
+        (CHUNKED + b"0\r\n" + b"X: y\r\n" * ANSWER_HEAD_BYTES_MAX, NotHttp),
     ],
 )
 def test_what_is_no_answer(data: bytes, failure: type[HttpFailed]) -> None:
     assert feed([data]) == (failure, False)
     assert feed(cut(data, range(0, len(data), 1000))) == (failure, False)
+
+
+@pytest.mark.parametrize("begins", [b"2;", b"0\r\nX: ", b"2\r\nhi\r\n0\r\nX"])
+def test_a_line_behind_the_head_has_an_end_too(begins: bytes) -> None:
+    """The parser keeps it till then."""
+    endless = [b"x" * 1000] * (ANSWER_HEAD_BYTES_MAX // 1000 + 1)
+    assert feed([CHUNKED + begins, *endless]) == (NotHttp, False)
 
 
 @pytest.mark.parametrize("behind", [b"x", ANSWERS[0], b"\r\nHTTP"])
@@ -292,6 +305,30 @@ def test_those_kept_for_others_make_room() -> None:
                 await connections.send(route, HEAD % 0, b"", needs_body=True)
             await asyncio.to_thread(until, lambda: one.open_connections == 0)
             assert two.open_connections == three.open_connections == 1
+
+        with_connections(run)
+
+
+def test_connections_for_others_make_room_for_all_that_begin_at_once(backend: Backend) -> None:
+    with Backend([hang_before_headers]) as other:
+
+        async def run(connections: HttpConnections) -> None:
+            sent = (
+                connections.send(route_to(backend), HEAD % 0, b"", needs_body=True) for _ in "12"
+            )
+            await asyncio.gather(*sent)
+            assert backend.open_connections == 2
+            sending = [
+                asyncio.create_task(
+                    connections.send(route_to(other), HEAD % 0, b"", needs_body=True)
+                )
+                for _ in "12"
+            ]
+            await asyncio.to_thread(until, lambda: len(other.requests) == 2)
+            assert len(connections._open) == LIMITS.connections_max
+            await connections.close()
+            await asyncio.wait(sending)
+            assert all(isinstance(one.exception(), HttpConnectionEnded) for one in sending)
 
         with_connections(run)
 
@@ -402,13 +439,35 @@ def test_a_name_that_is_none() -> None:
     assert isinstance(found.cause, socket.gaierror)
 
 
-def test_a_proxy_that_hangs_up(certificates: Certificates) -> None:
-    with Backend(steps=[close_at_once]) as proxy:
+@pytest.mark.parametrize(
+    ("step", "failure"),
+    [
+        (close_at_once, HttpNotConnected),
+        (raw(b"no HTTP\r\n\r\n"), HttpNotConnected),
+        (hang_before_headers, HttpConnectTimedOut),
+        (raw(b"HTTP/1.1 403 No\r\n\r\n"), HttpProxyRefused),
+    ],
+)
+def test_a_proxy_that_leads_nowhere(
+    certificates: Certificates, step: Step, failure: type[HttpFailed]
+) -> None:
+    """Nothing was sent to the backend, so nothing may have been delivered."""
+    with Backend(steps=[step]) as proxy:
         context = ssl.create_default_context(cafile=certificates.ca)
         route = HttpRoute("h", 443, context, HttpProxy("127.0.0.1", proxy.port, b""))
+        (found,) = send_all([route], dataclasses.replace(LIMITS, silence_s=0.1))
+    assert type(found) is failure
+    assert getattr(found, "to_proxy", True)
+    assert not failure_of_exception(found).maybe_delivered
+
+
+@pytest.mark.parametrize("name", ["x" * 64 + ".invalid", ".h", ".", "h..h"])
+def test_a_name_behind_a_proxy_that_is_none(certificates: Certificates, name: str) -> None:
+    with Backend(steps=[raw(b"HTTP/1.1 200 OK\r\n\r\n")]) as proxy:
+        context = ssl.create_default_context(cafile=certificates.ca)
+        route = HttpRoute(name, 443, context, HttpProxy("127.0.0.1", proxy.port, b""))
         (found,) = send_all([route])
     assert isinstance(found, HttpNotConnected)
-    assert found.to_proxy
 
 
 @pytest.mark.parametrize("factory", LOOPS)
@@ -564,3 +623,69 @@ def test_what_came_while_the_loop_was_busy_is_not_the_next_request_s(
         tls = ssl.create_default_context(cafile=certificates.ca) if over_tls else None
         route = HttpRoute("127.0.0.1", backend.port, tls)
         assert with_connections(run, loop_factory=factory) == [200, 503]
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("framing", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+def test_a_body_that_must_not_be_there_is_not_waited_for_and_not_left_to_the_next(
+    status: int, framing: bytes
+) -> None:
+    found, was_free = feed([b"HTTP/1.1 %d X\r\n%s\r\n\r\n" % (status, framing)])
+    assert (found.status, found.body, was_free) == (status, b"", False)
+
+
+def test_a_backend_that_hangs_up_with_its_handshake(certificates: Certificates) -> None:
+    """Its last word of TLS 1.2 and its end come together: nothing was sent, and nothing hangs."""
+    context = certificates.server_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    def serve() -> None:
+        connected, _ = listener.accept()
+        incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(incoming, outgoing, server_side=True)
+        with connected:
+            is_open = True
+            while is_open:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    tls.do_handshake()
+                    is_open = False
+                    tls.unwrap()
+                connected.sendall(outgoing.read())
+                if is_open:
+                    incoming.write(connected.recv(2**16))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        tls = ssl.create_default_context(cafile=certificates.ca)
+        (found,) = send_all([HttpRoute("127.0.0.1", listener.getsockname()[1], tls)])
+        serving.join()
+    assert isinstance(found, HttpNotConnected)
+    assert not failure_of_exception(found).maybe_delivered
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_closing_ends_those_that_are_connecting(
+    monkeypatch: pytest.MonkeyPatch, backend: Backend, factory: LoopFactory
+) -> None:
+    go_on = asyncio.Event()
+
+    async def slowly(*where: Any) -> socket.socket:
+        await go_on.wait()
+        return await happy_eyeballs.connected_socket(*where)
+
+    monkeypatch.setattr(http_connections, "connected_socket", slowly)
+
+    async def run(connections: HttpConnections) -> None:
+        sent = connections.send(route_to(backend), HEAD % 0, b"", needs_body=True)
+        sending = asyncio.create_task(sent)
+        await asyncio.sleep(0)
+        await connections.close()
+        go_on.set()
+        with pytest.raises(HttpNotConnected):
+            await sending
+        assert not connections._open
+
+    with_connections(run, loop_factory=factory)
+    until(lambda: not backend.open_connections)
+    assert not backend.requests

@@ -37,6 +37,7 @@ import itertools
 import math
 import os
 import select
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -184,6 +185,8 @@ class HttpConnection(asyncio.Protocol):
         self._has_peer_ended = False
         # Another request may be sent on it.
         self._is_sound = True
+        # It was told to close.
+        self.is_cut = False
         self._parser = self._new_parser()
         # Of the request under way; None: none is.
         self._answer: asyncio.Future[HttpAnswer] | None = None
@@ -196,6 +199,8 @@ class HttpConnection(asyncio.Protocol):
         self._status = 0
         self._has_head = False
         self._head_bytes = 0
+        # Since the parser showed something of it.
+        self._unshown_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._body: list[bytes] = []
         self._body_bytes = 0
@@ -230,7 +235,7 @@ class HttpConnection(asyncio.Protocol):
         answer = self._answer = self._loop.create_future()
         self._needs_body, self._opens_tunnel = needs_body, opens_tunnel
         self._deadline_s, self._heard_s = deadline_s, self._loop.time()
-        self._status, self._has_head, self._head_bytes = 0, False, 0
+        self._status, self._has_head, self._head_bytes, self._unshown_bytes = 0, False, 0, 0
         self._headers, self._body, self._body_bytes = [], [], 0
         if len(body) <= PIECE_BYTES:
             self.transport.write(head + body)
@@ -246,6 +251,7 @@ class HttpConnection(asyncio.Protocol):
         assert self.transport is not None, "BUG: not connected"
         # An address may end with a dot, a certificate's name does not.
         name = host.rstrip(".")
+        _refuse_if_no_name(name)
         try:
             secured = await self._loop.start_tls(self.transport, self, tls, server_hostname=name)
         except BaseException as error:
@@ -254,17 +260,19 @@ class HttpConnection(asyncio.Protocol):
             self.connection_lost(error if isinstance(error, Exception) else None)
             raise
         # The peer was gone as soon as it was there.
-        if secured is None:
+        if secured is None or not self._is_sound:
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         self.transport = secured
         # What led here through a proxy is not part of what follows.
-        self._parser, self._is_sound = self._new_parser(), True
+        self._parser = self._new_parser()
 
     def abort(self) -> None:
         """Close at once; whoever waits for an answer hears of it."""
-        self._is_sound = False
+        self._is_sound, self.is_cut = False, True
         if self.transport is not None:
             self.transport.abort()
+        else:
+            self.connection_lost(None)  # nobody else will say so
 
     # ------------------------------------------------------------ the transport
 
@@ -299,17 +307,19 @@ class HttpConnection(asyncio.Protocol):
             self.abort()  # nothing was asked
             return
         self._heard_s = self._loop.time()
+        # Before it is parsed: what is shown of it begins the count again.
+        self._unshown_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self._finish_here(b"")
         except httptools.HttpParserError:
             self._fail(NotHttp())
-        # The parser shows a header only once it is complete.
+        # The parser shows a line only once it is complete, and keeps it till then.
         if not self._has_head:
             self._head_bytes += len(data)
-            if self._head_bytes > ANSWER_HEAD_BYTES_MAX:
-                self._fail(NotHttp())
+        if max(self._head_bytes, self._unshown_bytes) > ANSWER_HEAD_BYTES_MAX:
+            self._fail(NotHttp())
         self._watch()
 
     def pause_writing(self) -> None:
@@ -350,7 +360,11 @@ class HttpConnection(asyncio.Protocol):
         if not self._has_head:
             self._headers.append((name, value))
 
+    def on_chunk_header(self) -> None:
+        self._unshown_bytes = 0
+
     def _count_head(self, size_bytes: int) -> None:
+        self._unshown_bytes = 0
         self._head_bytes += size_bytes
         if self._head_bytes > ANSWER_HEAD_BYTES_MAX and self._answer is not None:
             self._fail(NotHttp())
@@ -372,6 +386,7 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         if self._answer is None:
             return
+        self._unshown_bytes = 0
         self._body.append(body)
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.answer_bytes_max:
@@ -382,9 +397,15 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._status >= FAILED_STATUS or not self._parser.should_keep_alive():
             self._is_sound = False
-        if not self._is_all_sent():
+        if not self._is_all_sent() or self._announces_what_cannot_be():
             self._is_sound = False
         self._finish(b"".join(self._body))
+
+    def _announces_what_cannot_be(self) -> bool:
+        """Whether an answer without a body speaks of one: whoever means that sends it, too."""
+        return self._status in _NO_BODY_STATUSES and any(
+            name.lower() in _FRAMING and value != b"0" for name, value in self._headers
+        )
 
     def _is_all_sent(self) -> bool:
         """Whether the kernel has all of the request: what it has not would come before the next."""
@@ -527,10 +548,12 @@ class HttpConnections:
 
     async def _connect(self, route: HttpRoute, deadline_s: float) -> HttpConnection:
         # Those kept for other routes make room: of those in use there are fewer than allowed.
-        surplus = len(self._open) - self._limits.connections_max + 1
-        for connection in list(itertools.chain(*self._kept.values()))[: max(0, surplus)]:
-            connection.abort()
         connection = HttpConnection(self._limits, self._lost)
+        self._open.add(connection)
+        kept = [one for one in itertools.chain(*self._kept.values()) if one.is_free]
+        surplus = sum(not one.is_cut for one in self._open) - self._limits.connections_max
+        for one in kept[: max(0, surplus)]:
+            one.abort()
         try:
             async with asyncio.timeout(self._limits.connect_s):
                 await self._establish(connection, route, deadline_s)
@@ -556,7 +579,8 @@ class HttpConnections:
                 if connection.transport is None:
                     connected.close()
                 raise
-            self._open.add(connection)
+            if connection.is_cut:
+                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
             if route.proxy is not None and route.tls is not None:
                 await _open_tunnel(connection, route, route.proxy, deadline_s)
                 to_proxy = False
@@ -571,15 +595,28 @@ class HttpConnections:
 async def _open_tunnel(
     connection: HttpConnection, route: HttpRoute, proxy: HttpProxy, deadline_s: float
 ) -> None:
-    """Let a proxy lead a connection to where it goes."""
+    """Let a proxy lead a connection to where it goes. Until then nothing reaches the backend."""
     name = route.authority.encode()
     head = b"CONNECT %s HTTP/1.1\r\nHost: %s\r\n%s\r\n" % (name, name, proxy.lines)
     try:
         answer = await connection.begin(head, b"", deadline_s=deadline_s, opens_tunnel=True)
-    except HttpConnectionEnded as error:
+    except HttpTimedOut as error:
+        raise HttpConnectTimedOut(error) from None
+    except HttpFailed as error:
         raise HttpNotConnected(error.cause, to_proxy=True) from None
     if not _is_success(answer.status):
         raise HttpProxyRefused(answer.status)
+
+
+def _refuse_if_no_name(name: str) -> None:
+    """Raise OSError for what no certificate can be for: that TLS says only to the event loop."""
+    try:
+        if name and not name.startswith("."):
+            name.encode("idna")
+            return
+    except UnicodeError:
+        pass
+    raise socket.gaierror(socket.EAI_NONAME, "not a name")
 
 
 def _has_said_goodbye(tls: ssl.SSLObject) -> bool:
