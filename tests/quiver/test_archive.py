@@ -24,7 +24,7 @@ from holdfast.errors import (
     StoreUnavailable,
     WrongQuiver,
 )
-from holdfast.quiver import Quiver, QuiverConfig, RetentionConfig, SegmentConfig
+from holdfast.quiver import Cores, Quiver, QuiverConfig, RetentionConfig, SegmentConfig
 from holdfast.quiver.base.config import KB, MB, UPLOADS_MAX, ArchiveConfig
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.keep.archiver import ArchiveStatistics
@@ -479,3 +479,32 @@ def test_a_copy_that_went_on_by_itself_is_refused(place: Place) -> None:
             until_archived(opened)
     with pytest.raises(WrongQuiver, match=r"has other bundles than .*, under the same numbers"):
         place.read()
+
+
+# ------------------------------------------------------------- what goes as a whole
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_core_too_many_goes_only_once_all_of_it_is_there(place: Place, is_sealed: bool) -> None:
+    """Also what everyone has, and what was not sealed when the number of cores was lowered."""
+    place.bucket.away = AWAY
+    with Cores.open("/root", 2, config(), seam=place.seam) as cores:
+        for core in cores:
+            core.register("reader")
+        seqs = append(cores[1], 3)
+        if is_sealed:
+            cores[1].flush()
+        quiver_id, left = cores[1].quiver_id, place.disk.snapshot()
+    seam = Seam(left, open_bucket=place.bucket.open)
+    with Cores.open("/root", 1, config(), seam=seam) as cores:
+        assert list(drain(cores.adopted[1].lease("reader"))) == seqs
+        cores.sweep()
+        assert set(cores.adopted) == {1}
+        place.bucket.away = None
+
+        def is_gone() -> bool:
+            cores.sweep()
+            return not cores.adopted
+
+        until(is_gone)
+    assert place.read(quiver_id=quiver_id) == seqs

@@ -194,6 +194,17 @@ class Core:
         self.quiver.close()
         trash.remove(self.engine.root, used_bytes)
 
+    def is_archived(self) -> bool:
+        """Whether all of it is in the archive, if there is one; has sealed what is not sealed."""
+        archiver, writer = self.engine.archiver, self.engine.writer
+        if archiver is None:
+            return True
+        # In this order: what leaves a buffer is a segment by then.
+        if writer.buffer.bundles or self.engine.sealer.sealing():
+            writer.seal_soon()
+            return False
+        return all(archiver.is_archived(one) for one in self.engine.catalog.snapshot())
+
     @property
     def may_drop(self) -> bool:
         """Whether a smaller share makes it drop its oldest."""
@@ -323,11 +334,11 @@ class Cores:
     # ------------------------------------------------------------------ keeping
 
     def sweep(self) -> None:
-        """Remove adopted cores that are drained, and share the cap anew; done at every tick."""
+        """Remove adopted cores that nobody needs, and share the cap anew; done at every tick."""
         with self._lock:
             self._trash.empty()
             for core in [core for core in self._cores.values() if core.adopted]:
-                if core.is_drained:
+                if core.is_drained and core.is_archived():
                     self._remove(core)
             self._share_cap()
 
