@@ -19,7 +19,7 @@ from tests.patience import until
 from tests.quiver.machine import ROOT
 from tests.readers.setting import append, calm, check_books, drain, keep, sealed
 
-from holdfast.errors import CannotOpen, HoldfastError
+from holdfast.errors import CannotOpen, HoldfastError, StoreUnavailable
 from holdfast.quiver import Quiver
 from holdfast.quiver.base.config import ArchiveConfig
 from holdfast.quiver.base.points import ArchivePoint, QuiverPoint
@@ -27,7 +27,7 @@ from holdfast.quiver.read.archive import Archive
 from holdfast.quiver.tools.inspect import inspect
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.folder_bucket import FolderBucketPoint
+from holdfast.seam.folder_bucket import FolderBucket, FolderBucketPoint
 from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
 
 FOLDER = PurePath("/archive")
@@ -152,6 +152,15 @@ def test_an_object_that_was_left_half_is_put_again() -> None:
     assert len(found) == len(set(found))
     # Perhaps more: a bundle whose process ended before it could answer.
     assert set(found) >= {*life.seqs, *again.seqs}
+
+
+@pytest.mark.parametrize("point", [FolderBucketPoint.WRITE, FolderBucketPoint.SYNC])
+def test_a_put_that_fails_leaves_nothing_on_a_full_disk(point: str) -> None:
+    disk = SimulatedDisk()
+    bucket = FolderBucket(FaultyDisk(disk, [Fault(point, FaultKind.ENOSPC)], disk.die), FOLDER)
+    with pytest.raises(StoreUnavailable):
+        bucket.put("segment/object", 10, iter([b"12345", b"67890"]))
+    assert disk.list(FOLDER / "segment") == []
 
 
 def test_all_steps_are_reached() -> None:

@@ -1,8 +1,8 @@
 """A folder that is used as a bucket: an object appears at once and whole, durable, and may be put
 again.
 
-An object that is being put lies beside its place under a temporary name. One that a crash left is
-replaced when the object is put again; a listing passes over it.
+An object that is being put lies beside its place under a temporary name, and goes if that fails.
+One that a crash left is replaced when the object is put again; a listing passes over it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,22 @@ class FolderBucket:
         temporary = path.with_name(path.name + _TEMPORARY)
         try:
             self._make_dirs(path.parent)
-            if self._disk.exists(temporary):
-                self._disk.unlink(temporary, FolderBucketPoint.UNLINK)
-            self._write(temporary, pieces)
+            self._remove_rest(temporary)
+            try:
+                self._write(temporary, pieces)
+            except Exception:
+                # Not left until the next try: that may not come, and a full disk needs the room.
+                with contextlib.suppress(OSError):
+                    self._remove_rest(temporary)
+                raise
             self._disk.rename(temporary, path, FolderBucketPoint.RENAME)
             self._disk.sync_dir(path.parent, FolderBucketPoint.SYNC_DIR)
         except OSError as error:
             raise self._failed(path, error) from error
+
+    def _remove_rest(self, temporary: PurePath) -> None:
+        if self._disk.exists(temporary):
+            self._disk.unlink(temporary, FolderBucketPoint.UNLINK)
 
     def _write(self, path: PurePath, pieces: Iterator[bytes]) -> None:
         handle = self._disk.create(path, FolderBucketPoint.CREATE)
