@@ -392,11 +392,11 @@ def test_another_address_is_tried(
             filler.connect_ex(silent.getsockname())
             fillers.append(filler)
 
-    async def addresses(*_: object, **__: object) -> list[Any]:
+    def addresses(*_: object, **__: object) -> list[Any]:
         places = [silent.getsockname(), ("127.0.0.1", backend.port)]
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
     open_before = len(os.listdir("/proc/self/fd"))
     with closing(silent):
         (found,) = send_all([HttpRoute("two.invalid", 1)])
@@ -411,19 +411,52 @@ def test_a_number_is_an_address_also_where_this_machine_has_no_other_of_its_kind
 ) -> None:
     """As glibc does with `::1` where all other addresses are of IPv4, and the other way round."""
 
-    async def addresses(
-        _: object, host: str, port: int, *, flags: int = 0, **__: object
-    ) -> list[Any]:
+    def addresses(host: str, port: int, *, flags: int = 0, **__: object) -> list[Any]:
         if flags & socket.AI_ADDRCONFIG:
             raise socket.gaierror(socket.EAI_ADDRFAMILY, "no such family here")
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        return asked(host, port, type=socket.SOCK_STREAM, flags=flags)
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", addresses)
+    asked = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
     found, named = send_all(
         [HttpRoute("127.0.0.1", backend.port), HttpRoute("localhost", backend.port)]
     )
     assert found.status == 201
     assert isinstance(named, HttpNotConnected)
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_a_name_server_that_hangs_holds_up_nobody_else(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, factory: LoopFactory
+) -> None:
+    """Nor does it get a thread for each request that gave it up."""
+
+    def addresses(host: str, *rest: Any, **more: Any) -> list[Any]:
+        if host == "hangs.invalid":
+            questions.append(host)
+            go_on.wait(PATIENCE_S)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return asked(host, *rest, **more)
+
+    asked, go_on, questions = socket.getaddrinfo, threading.Event(), list[str]()
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
+    hasty = dataclasses.replace(LIMITS, connect_s=0.01)
+
+    async def run(connections: HttpConnections) -> None:
+        away = HttpConnections(hasty)
+        for _ in range(50):
+            with pytest.raises(HttpConnectTimedOut):
+                await away.send(HttpRoute("hangs.invalid", 1), HEAD % 0, b"", needs_body=True)
+        for name in ("127.0.0.1", "localhost"):
+            route = HttpRoute(name, backend.port)
+            assert (await connections.send(route, HEAD % 0, b"", needs_body=True)).status == 201
+        assert await asyncio.to_thread(len, questions) == 1
+        go_on.set()
+        with pytest.raises((HttpNotConnected, HttpConnectTimedOut)):
+            await away.send(HttpRoute("hangs.invalid", 1), HEAD % 0, b"", needs_body=True)
+        await away.close()
+
+    with_connections(run, loop_factory=factory)
 
 
 def test_families_of_addresses_take_turns() -> None:

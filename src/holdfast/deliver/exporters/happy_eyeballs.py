@@ -1,14 +1,22 @@
-"""Connecting to a host that has several addresses, of which some may not answer (RFC 8305)."""
+"""Connecting to a host that has several addresses, of which some may not answer (RFC 8305).
+
+A name server that does not answer holds the thread that asks for many seconds, longer than anybody
+waits for it. The loop has few threads for that, which all destinations share: one whose name server
+is away would hold up the others. So each question has a thread of its own, that nobody waits for at
+the end, and whoever asks the same meanwhile waits for the same answer. A number is no question.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import ipaddress
 import math
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+from holdfast.deliver.exporter import in_thread
 
 # How much longer the next address of a host waits for the one before.
 HEAD_START_S = 0.25
@@ -16,17 +24,49 @@ HEAD_START_S = 0.25
 _AddressInfo = tuple[int, int, int, str, Any]
 
 
-async def connected_socket(host: str, port: int, untaken_s: float) -> socket.socket:
-    """Connect to the first address of a host that takes us (RFC 8305, "happy eyeballs")."""
-    loop = asyncio.get_running_loop()
-    # Of a name, no addresses of a kind that this machine has none of. A number is meant: `::1` is
-    # there also where no other address is of its kind.
-    flags = 0 if _is_number(host) else socket.AI_ADDRCONFIG
+class NameLookup:
+    """Asks for the addresses of names, the same one once at a time."""
+
+    def __init__(self) -> None:
+        self._asking: dict[tuple[str, int], asyncio.Future[Sequence[_AddressInfo]]] = {}
+
+    async def addresses(self, host: str, port: int) -> Sequence[_AddressInfo]:
+        """Return the addresses of a host, or raise `gaierror`."""
+        if _is_number(host):
+            # `::1` is there also where no other address is of its kind.
+            flags = socket.AI_NUMERICHOST
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        asking = self._asking.get((host, port))
+        if asking is None:
+            asking = asyncio.ensure_future(
+                in_thread(f"addresses of {host}", partial(_ask, host, port))
+            )
+            self._asking[host, port] = asking
+            asking.add_done_callback(partial(self._asked, (host, port)))
+        return await asyncio.shield(asking)
+
+    def _asked(self, question: tuple[str, int], asking: asyncio.Future[Any]) -> None:
+        del self._asking[question]
+        if not asking.cancelled():
+            asking.exception()  # perhaps nobody waits any more
+
+
+def _ask(host: str, port: int) -> Sequence[_AddressInfo]:
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        # No addresses of a kind that this machine has none of.
+        flags = socket.AI_ADDRCONFIG
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:  # no name that could be asked for
         raise socket.gaierror(socket.EAI_NONAME, "not a name") from error
-    connect = functools.partial(_connect_to, untaken_s=untaken_s)
+
+
+async def connected_socket(
+    lookup: NameLookup, host: str, port: int, untaken_s: float
+) -> socket.socket:
+    """Connect to the first address of a host that takes us (RFC 8305, "happy eyeballs")."""
+    loop = asyncio.get_running_loop()
+    found = await lookup.addresses(host, port)
+    connect = partial(_connect_to, untaken_s=untaken_s)
     waiting = _by_turns(found)
     if len(waiting) == 1:
         return await connect(waiting[0])

@@ -45,7 +45,7 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from holdfast.deliver.exporters.happy_eyeballs import connected_socket
+from holdfast.deliver.exporters.happy_eyeballs import NameLookup, connected_socket
 
 # How long the rest of an answer may take that nobody needs.
 UNNEEDED_BODY_S = 1.0
@@ -486,6 +486,7 @@ class HttpConnections:
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
+        self._lookup = NameLookup()
         # Waiting for a free connection is not a slow connect, so it happens before the clocks run.
         self._free = asyncio.Semaphore(limits.connections_max)
         self._open: set[HttpConnection] = set()
@@ -572,7 +573,7 @@ class HttpConnections:
         host, port = route[:2] if route.proxy is None else route.proxy[:2]
         loop = asyncio.get_running_loop()
         try:
-            connected = await connected_socket(host, port, self._limits.total_s)
+            connected = await connected_socket(self._lookup, host, port, self._limits.total_s)
             try:
                 await loop.create_connection(lambda: connection, sock=connected)
             except BaseException:
