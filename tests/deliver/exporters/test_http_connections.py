@@ -503,13 +503,19 @@ def test_a_name_behind_a_proxy_that_is_none(certificates: Certificates, name: st
     assert isinstance(found, HttpNotConnected)
 
 
+def until_hung_up(connection: Connection, request: Request) -> bool:
+    with contextlib.suppress(OSError):
+        connection.socket.recv(1)
+    return False
+
+
 @pytest.mark.parametrize("factory", LOOPS)
 @pytest.mark.parametrize("kind", ["plain", "tls", "proxy"])
 def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
     certificates: Certificates, factory: LoopFactory, kind: str
 ) -> None:
     tls = None if kind == "plain" else certificates.server_context()
-    with Backend([hang_before_headers], tls=tls) as backend, forward_proxy() as proxy:
+    with Backend([until_hung_up], tls=tls) as backend, forward_proxy() as proxy:
         context = None if kind == "plain" else ssl.create_default_context(cafile=certificates.ca)
         through = HttpProxy("127.0.0.1", proxy.port, b"") if kind == "proxy" else None
         route = HttpRoute("127.0.0.1", backend.port, context, through)
@@ -525,6 +531,7 @@ def test_a_request_that_is_cancelled_at_any_step_leaves_nothing(
             # Before `close`, which would hide one that was forgotten.
             for connection in list(connections._open):
                 await asyncio.wait_for(connection.gone, PATIENCE_S)
+            assert not connections._open
             await connections.close()
             return not connections._kept
 

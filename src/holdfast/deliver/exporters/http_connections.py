@@ -579,6 +579,8 @@ class HttpConnections:
             except BaseException:
                 if connection.transport is None:
                     connected.close()
+                # uvloop says it to nobody if this is cancelled.
+                connection.connection_lost(None)
                 raise
             if connection.is_cut:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
