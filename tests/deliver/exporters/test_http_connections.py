@@ -39,15 +39,17 @@ from holdfast.deliver.exporters.http_connections import (
     PIECE_BYTES,
     HttpAnswer,
     HttpConnection,
-    HttpConnectionEnded,
     HttpConnections,
+    HttpLimits,
+    HttpProxy,
+    HttpRoute,
+)
+from holdfast.deliver.exporters.http_failures import (
+    HttpConnectionEnded,
     HttpConnectTimedOut,
     HttpFailed,
-    HttpLimits,
     HttpNotConnected,
-    HttpProxy,
     HttpProxyRefused,
-    HttpRoute,
     NotHttp,
 )
 

@@ -29,7 +29,7 @@ from datetime import UTC
 from yarl import URL
 
 from holdfast.deliver.exporter import Failure, FailureClass
-from holdfast.deliver.exporters.http_connections import (
+from holdfast.deliver.exporters.http_failures import (
     HttpConnectionEnded,
     HttpConnectTimedOut,
     HttpFailed,

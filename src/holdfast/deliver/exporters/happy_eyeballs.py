@@ -94,6 +94,17 @@ async def connected_socket(
     raise refusals[0] if refusals else socket.gaierror(socket.EAI_NONAME, "no address")
 
 
+def refuse_if_no_name(name: str) -> None:
+    """Raise OSError for what no certificate can be for: that TLS says only to the event loop."""
+    try:
+        if name and not name.startswith("."):
+            name.encode("idna")
+            return
+    except UnicodeError:
+        pass
+    raise socket.gaierror(socket.EAI_NONAME, "not a name")
+
+
 def _is_number(host: str) -> bool:
     try:
         ipaddress.ip_address(host)

@@ -23,11 +23,11 @@ from holdfast.deliver.exporters.classify import SendFailed, failure_of_exception
 from holdfast.deliver.exporters.http_connections import (
     HttpAnswer,
     HttpConnections,
-    HttpFailed,
     HttpLimits,
     HttpProxy,
     HttpRoute,
 )
+from holdfast.deliver.exporters.http_failures import HttpFailed
 from holdfast.errors import BadConfig
 from holdfast.settings import DurationS, FileSettings, LocalPath, Secret, Settings, SizeBytes
 from holdfast.watched_files import WatchedFiles

@@ -37,7 +37,6 @@ import itertools
 import math
 import os
 import select
-import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +44,20 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from holdfast.deliver.exporters.happy_eyeballs import NameLookup, connected_socket
+from holdfast.deliver.exporters.happy_eyeballs import (
+    NameLookup,
+    connected_socket,
+    refuse_if_no_name,
+)
+from holdfast.deliver.exporters.http_failures import (
+    HttpConnectionEnded,
+    HttpConnectTimedOut,
+    HttpFailed,
+    HttpNotConnected,
+    HttpProxyRefused,
+    HttpTimedOut,
+    NotHttp,
+)
 
 # How long the rest of an answer may take that nobody needs.
 UNNEEDED_BODY_S = 1.0
@@ -67,46 +79,6 @@ CLOSE_S = 2.0
 _SWITCHING_PROTOCOLS = 101
 _NO_BODY_STATUSES = frozenset({204, 304})
 _FRAMING = frozenset({b"content-length", b"transfer-encoding"})
-
-
-class HttpFailed(Exception):
-    """A request without an answer. `cause` is what broke underneath, if anything is known."""
-
-    def __init__(self, cause: BaseException | None = None) -> None:
-        super().__init__(str(cause or ""))
-        self.cause = cause
-
-
-class HttpNotConnected(HttpFailed):
-    """There was no connection to send anything on."""
-
-    def __init__(self, cause: BaseException | None = None, *, to_proxy: bool = False) -> None:
-        super().__init__(cause)
-        self.to_proxy = to_proxy
-
-
-class HttpConnectTimedOut(HttpFailed):
-    """Connecting took too long."""
-
-
-class HttpProxyRefused(HttpFailed):
-    """The proxy does not lead where we want to go."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__()
-        self.status = status
-
-
-class HttpTimedOut(HttpFailed):
-    """The answer did not come in time."""
-
-
-class HttpConnectionEnded(HttpFailed):
-    """The connection ended before the answer did."""
-
-
-class NotHttp(HttpFailed):
-    """What came is not an answer, or has a head without an end."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +223,7 @@ class HttpConnection(asyncio.Protocol):
         assert self.transport is not None, "BUG: not connected"
         # An address may end with a dot, a certificate's name does not.
         name = host.rstrip(".")
-        _refuse_if_no_name(name)
+        refuse_if_no_name(name)
         try:
             secured = await self._loop.start_tls(self.transport, self, tls, server_hostname=name)
         except BaseException as error:
@@ -609,17 +581,6 @@ async def _open_tunnel(
         raise HttpNotConnected(error.cause, to_proxy=True) from None
     if not _is_success(answer.status):
         raise HttpProxyRefused(answer.status)
-
-
-def _refuse_if_no_name(name: str) -> None:
-    """Raise OSError for what no certificate can be for: that TLS says only to the event loop."""
-    try:
-        if name and not name.startswith("."):
-            name.encode("idna")
-            return
-    except UnicodeError:
-        pass
-    raise socket.gaierror(socket.EAI_NONAME, "not a name")
 
 
 def _has_said_goodbye(tls: ssl.SSLObject) -> bool:
