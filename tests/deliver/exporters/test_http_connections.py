@@ -731,3 +731,31 @@ def test_closing_ends_those_that_are_connecting(
     with_connections(run, loop_factory=factory)
     until(lambda: not backend.open_connections)
     assert not backend.requests
+
+
+@pytest.mark.parametrize("factory", LOOPS)
+def test_no_more_of_a_body_is_written_once_a_write_has_failed(
+    caplog: pytest.LogCaptureFixture, factory: LoopFactory
+) -> None:
+    """asyncio warns of each write behind that, and a large body has many pieces."""
+
+    def serve() -> None:
+        for _ in range(10):
+            connected, _ = listener.accept()
+            with connected:
+                connected.recv(100)
+
+    body = b" " * (20 * PIECE_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        route = HttpRoute("127.0.0.1", listener.getsockname()[1])
+
+        async def run(connections: HttpConnections) -> None:
+            for _ in range(10):
+                with pytest.raises(HttpConnectionEnded):
+                    await connections.send(route, HEAD % len(body), body, needs_body=True)
+
+        with_connections(run, loop_factory=factory)
+        serving.join()
+    assert "socket.send() raised" not in caplog.text

@@ -304,7 +304,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _send_more(self) -> None:
         assert self.transport is not None, "BUG: not connected"
-        while self._unsent and not self._is_write_paused:
+        while self._unsent and not self._is_write_paused and not self.transport.is_closing():
             self.transport.write(self._unsent[:PIECE_BYTES])
             self._unsent = self._unsent[PIECE_BYTES:]
 
