@@ -112,8 +112,8 @@ def test_a_mistyped_command_is_guessed(typed: list[str], guess: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "advice"),
     [
-        (["replay"], "Did you mean 'quiver replay' or 'dead-letters replay' or 'dataflow replay'?"),
-        (["dlq", "resend"], "There are ls, show, fix, replay, purge."),
+        (["replay"], "Did you mean 'quiver replay' or 'dataflow replay'?"),
+        (["dlq", "resend"], "There are ls, show, fix, redrive, purge."),
     ],
 )
 def test_a_command_of_no_group_or_of_another_is_answered_with_those_there_are(

@@ -161,7 +161,7 @@ def parse_request(request: Mapping[str, Any]) -> LetterSelection:
         raise BadInput("a replay needs a destination", hint="say --destination NAME")
     reason, seqs = request.get("reason"), request.get("seqs") or []
     if not isinstance(seqs, list) or not (reason is None or isinstance(reason, str)):
-        raise BadInput("the request for a replay is malformed", hint="use `holdfast dlq replay`")
+        raise BadInput("the request to redrive is malformed", hint="use `holdfast dlq redrive`")
     return LetterSelection(
         destination=destination,
         reason=reason,
@@ -196,5 +196,5 @@ def _number(value: object) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise BadInput("the request for a replay is malformed", hint="use `holdfast dlq replay`")
+        raise BadInput("the request to redrive is malformed", hint="use `holdfast dlq redrive`")
     return value

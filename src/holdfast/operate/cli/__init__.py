@@ -62,7 +62,7 @@ COMMANDS = {
     "lineage": ("cmd_lineage", "Check OpenLineage events without sending them anywhere."),
     "dead-letters": (
         "dlq",
-        "Inspect dead letters: correct them, replay them, purge them. Also: dlq.",
+        "Inspect dead letters: correct them, send them again, purge them. Also: dlq.",
     ),
     "dataflow": ("dataflow", "Run pipelines on Spark: sources, maps, windows, sinks."),
     "store": ("cmd_store", "Create a store for files; check it, repair it, show its totals."),

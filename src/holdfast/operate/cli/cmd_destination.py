@@ -106,7 +106,7 @@ def skip_command(
     """Make a dead letter of the event that NAME fails at, and continue after it.
 
     SEQ[/ROW] is the event that `holdfast destination ls` says NAME is held by; any other is
-    refused. The letter can be sent again: `holdfast dlq replay`.
+    refused. The letter can be sent again: `holdfast dlq redrive`.
     """
     seq, _, row = event.partition("/")
     if not (seq.isdecimal() and (row or "0").isdecimal()):

@@ -70,7 +70,7 @@ EXAMPLES = {
     "dead-letters ls": "dead-letters ls gateway.yaml",
     "dead-letters show": "dead-letters show gateway.yaml r42",
     "dead-letters fix": "dead-letters fix gateway.yaml r42",
-    "dead-letters replay": "dead-letters replay gateway.yaml --destination marquez",
+    "dead-letters redrive": "dead-letters redrive gateway.yaml --destination marquez",
     "dead-letters purge": "dead-letters purge gateway.yaml r42",
     "dataflow validate": "dataflow validate pipelines.yaml",
     "dataflow graph": "dataflow graph pipelines.yaml",
@@ -121,16 +121,15 @@ class CommandGroup(click.Group):
     """Lists commands as they were added, with an example in each help; guesses mistyped ones."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names as they were added."""
-        return list(self.commands)
+        """Return the names as they were added, without former ones."""
+        return [name for name, command in self.commands.items() if command.name in (name, None)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, with its example."""
+        """Return a command, with the example of the path by which it was found."""
         command = self.find(cmd_name)
-        if command is not None and command.epilog is None:
-            path = f"{ctx.command_path} {cmd_name}".partition(" ")[2]
-            if path in EXAMPLES:
-                command.epilog = f"\b\nExample:\n  holdfast {EXAMPLES[path]}"
+        path = f"{ctx.command_path} {cmd_name}".partition(" ")[2]
+        if command is not None and path in EXAMPLES:
+            command.epilog = f"\b\nExample:\n  holdfast {EXAMPLES[path]}"
         return command
 
     def find(self, name: str) -> click.Command | None:

@@ -1,4 +1,4 @@
-"""`holdfast dlq fix | replay | purge`: give letters another way, or none.
+"""`holdfast dlq fix | redrive | purge`: give letters another way, or none.
 
 A letter is resolved only after its event is stored again somewhere. A crash between the two leaves
 both, the event and its letter: doing it twice is visible, losing it would not be.
@@ -81,7 +81,7 @@ def fix_command(  # noqa: PLR0913, PLR0917  (its options)
     if stored.id.store == UNDELIVERED_DIR and not everywhere:
         raise BadInput(
             "as a new event it would go to every destination, also to those that have it",
-            hint="say --everywhere if it should, or `holdfast dlq replay` to send it to its own",
+            hint="say --everywhere if it should, or `holdfast dlq redrive` to send it to its own",
         )
     validator = queue.validator(level, stored.letter.origin)
     with Submitter.to(queue, url, quiver, stored.letter.origin) as submitter:
@@ -128,10 +128,10 @@ def _checked(payload: bytes, validator: Validator) -> bytes:
     return payload
 
 
-# ------------------------------------------------------------------------ replay
+# ------------------------------------------------------------------------ redrive
 
 
-@click.command("replay")
+@click.command("redrive")
 @target_argument
 @click.argument("letters", nargs=-1)
 @click.option("--rejected", is_flag=True, help="Whatever is valid by now of what was rejected.")
@@ -143,7 +143,7 @@ def _checked(payload: bytes, validator: Validator) -> bytes:
 @quiver_option
 @worker_option
 @json_option
-def replay_command(  # noqa: PLR0913, PLR0917  (its options)
+def redrive_command(  # noqa: PLR0913, PLR0917  (its options)
     target: Target,
     letters: tuple[str, ...],
     rejected: bool,
@@ -156,7 +156,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
     worker: int,
     as_json: bool,
 ) -> None:
-    """Replay LETTERS by name, or all of --destination, or --rejected.
+    """Send LETTERS again, by name, or all of --destination, or --rejected.
 
     An undelivered letter goes to the destination that did not take it, out of order, through the
     running gateway. A rejected one is checked again and submitted as a new event.
@@ -164,14 +164,14 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
     queue = DeadLetterTarget.find(target, worker)
     if sum([bool(letters), rejected, destination is not None]) != 1:
         raise BadInput(
-            "it is not clear what to replay",
+            "it is not clear what to redrive",
             hint="name letters, or a --destination, or say --rejected",
         )
     chosen = LetterSelection(destination=destination, reason=reason, since_ns=as_ns(since))
     ids = [LetterId.parse(letter) for letter in letters]
     outcomes: dict[str, Any] = {}
     for one in _undelivered(queue, ids, chosen):
-        outcomes[f"to {one.destination}"] = _replay(queue, one)
+        outcomes[f"to {one.destination}"] = _redrive(queue, one)
     seqs = frozenset(one.seq for one in ids if one.store == REJECTED_DIR)
     if rejected or seqs:
         with ExitStack() as held:
@@ -192,7 +192,7 @@ def replay_command(  # noqa: PLR0913, PLR0917  (its options)
 def _undelivered(
     queue: DeadLetterTarget, ids: Sequence[LetterId], chosen: LetterSelection
 ) -> Iterator[LetterSelection]:
-    """Yield what to replay, destination by destination."""
+    """Yield what to redrive, destination by destination."""
     if chosen.destination is not None:
         yield chosen
     by_destination: dict[str, set[int]] = {}
@@ -204,7 +204,7 @@ def _undelivered(
         yield replace(chosen, destination=destination, seqs=frozenset(seqs))
 
 
-def _replay(queue: DeadLetterTarget, selection: LetterSelection) -> dict[str, Any]:
+def _redrive(queue: DeadLetterTarget, selection: LetterSelection) -> dict[str, Any]:
     """Ask the gateway to send letters, in as many turns as it takes."""
     total: Counter[str] = Counter()
     while True:
