@@ -57,6 +57,7 @@ def cut(stream: Iterable[Buffer], chunking: Chunking) -> Iterator[memoryview]:
     cutter = FastCDC(
         chunking.average_bytes, min_size=chunking.min_bytes, max_size=chunking.max_bytes
     )
+    rest = memoryview(b"")
     pieces: list[memoryview] = []
     held_bytes = 0
     for buffer in stream:
@@ -70,9 +71,9 @@ def cut(stream: Iterable[Buffer], chunking: Chunking) -> Iterator[memoryview]:
                 # What is left of a window is carried into the next: its last cut is not final
                 # until more bytes are known, and the same stream must be cut alike however it
                 # arrives.
-                rest = yield from _cut_window(cutter, _joined(pieces))
-                pieces, held_bytes = [rest], rest.nbytes
-    rest = yield from _cut_window(cutter, _joined(pieces))
+                rest = yield from _cut_behind(cutter, rest, _joined(pieces), chunking.max_bytes)
+                pieces, held_bytes = [], rest.nbytes
+    rest = yield from _cut_behind(cutter, rest, _joined(pieces), chunking.max_bytes)
     if rest.nbytes:
         yield rest
 
@@ -81,6 +82,24 @@ def unchanging(buffer: Buffer) -> memoryview:
     """Return the bytes of a buffer as they are now, copied if somebody may change them."""
     view = memoryview(buffer).cast("B")
     return view if view.readonly else memoryview(bytes(view))
+
+
+def _cut_behind(
+    cutter: FastCDC, rest: memoryview, window: memoryview, max_bytes: int
+) -> Generator[memoryview, None, memoryview]:
+    """Yield the chunks that end inside of a window, behind what the last one left; return the rest.
+
+    What was left is joined with as much of the window as makes one chunk, and not with all of it:
+    large files come in pieces as large as windows.
+    """
+    # So many bytes hold a whole chunk, whatever comes behind them.
+    while rest.nbytes and rest.nbytes + window.nbytes >= max_bytes:
+        both = _joined([rest, window[: max(0, max_bytes - rest.nbytes)]])
+        size_bytes = next(iter(cutter.cut_buf(both))).length
+        yield both[:size_bytes]
+        window = window[max(0, size_bytes - rest.nbytes) :]
+        rest = rest[size_bytes:]
+    return (yield from _cut_window(cutter, _joined([rest, window]) if rest.nbytes else window))
 
 
 def _cut_window(cutter: FastCDC, window: memoryview) -> Generator[memoryview, None, memoryview]:
@@ -100,7 +119,8 @@ def _cut_window(cutter: FastCDC, window: memoryview) -> Generator[memoryview, No
 
 
 def _joined(pieces: list[memoryview]) -> memoryview:
-    return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
+    found = [piece for piece in pieces if piece.nbytes]
+    return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 
 # Hashes that a writer remembers to have stored, so as not to ask the database again.
