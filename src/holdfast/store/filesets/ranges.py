@@ -42,6 +42,9 @@ RANGE_BYTES = 16 * 1024 * 1024
 RANGE_BYTES_MAX = 256 * 1024 * 1024
 RANGE_ENTRIES = 4096
 RANGE_ENTRIES_MAX = 65_536
+# Plain bytes that each of a worker's two writers holds: one batch that is stored, and the next.
+# With more, large files take memory that is new each time, and new memory is cleared first.
+IN_FLIGHT_BYTES = 32 * 1024 * 1024
 
 
 class RangeReader(FolderReader):
@@ -167,7 +170,7 @@ class RangeStorer:
 
     def __init__(self, given: tuple[Any, ...]) -> None:
         url, database, job_id, job_name, folder = given
-        settings = replace(StoreSettings(), writer_threads=1)
+        settings = replace(StoreSettings(), writer_threads=1, max_in_flight_bytes=IN_FLIGHT_BYTES)
         self._store = Store.open(url, database=database, settings=settings)
         self._small_bytes = self._store.chunks.chunking.small_file_bytes
         self._folder = Folder(folder)
