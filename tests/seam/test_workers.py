@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,10 @@ class Obedient:
             os.kill(os.getpid(), signal.SIGKILL)
         if what == "stop" and not again:
             os.kill(os.getpid(), signal.SIGSTOP)
+        if what == "long":
+            while not os.path.exists(argument):
+                alive()
+                time.sleep(0.01)
         if what == "full":
             raise DiskFull("no room", hint="make some", path="/here")
         if what == "late":
@@ -91,6 +96,36 @@ def test_the_tasks_of_one_that_dies_are_done_by_another_once(
         assert [number for _, number, _ in answers] == list(range(9))
         assert answers[3][2], "it was told that another one had begun"
         assert len(pool.lost_pids) == 1
+
+
+def test_others_are_answered_beside_a_long_task(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whoever waits for any answer hands out more, while the oldest is not there."""
+    end = tmp_path / "end"
+    with forked(monkeypatch) as pool:
+        pool.begin(None)
+        first, *others = [pool.submit(("long", str(end))), pool.submit(("do", 0))]
+        # One may be behind the long task; all others are done beside it.
+        for number in range(1, 10):
+            others.append(pool.submit(("do", number)))
+            while pool.unanswered > 3:
+                pool.wait()
+        assert not pool.is_answered(first)
+        assert sum(map(pool.is_answered, others)) >= 8
+        end.touch()
+        assert [pool.result(ticket)[1] for ticket in others] == list(range(10))
+        pool.result(first)
+        pool.wait()  # for nothing
+
+
+def test_whoever_waits_for_any_answer_hears_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with forked(monkeypatch) as pool:
+        pool.begin(None)
+        pool.submit(("full", 0))
+        for _ in range(2):
+            with pytest.raises(DiskFull, match="no room"):
+                pool.wait()
 
 
 def test_a_task_that_kills_two_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,26 @@ class WorkerPool:
             self._pump(_LOOK_S)
         return self._answers.pop(ticket)
 
+    @property
+    def unanswered(self) -> int:
+        """How many tasks are waiting or under way."""
+        return len(self._tasks)
+
+    def is_answered(self, ticket: int) -> bool:
+        """Whether the answer to a task is there, and `result` does not wait."""
+        return ticket in self._answers
+
+    def wait(self) -> None:
+        """Wait until a task is answered, or raise what went wrong; whichever task comes first.
+
+        Who waits for the oldest instead lets the other workers run out of tasks beside a long one.
+        """
+        before = self.unanswered
+        while self._failure is None and before and self.unanswered == before:
+            self._pump(_LOOK_S)
+        if self._failure is not None:
+            raise self._failure
+
     def close(self) -> None:
         """End all workers: those with nothing to do in peace, others at once."""
         is_done = not self._tasks and self._failure is None

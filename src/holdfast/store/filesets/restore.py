@@ -281,13 +281,13 @@ class _Extraction:
         since_ns = self._files.store.references.seam.clock.wall_ns() - _TICK_NS
         how = dataclasses.astuple(self._how)
         pool.begin((self._files.store.url, str(self._root.path), self._below, how, since_ns))
-        coming: deque[int] = deque()
+        coming: set[int] = set()
         for group in groups:
-            coming.append(pool.submit(self._task(group)))
-            if len(coming) > pool.ahead:
-                self._answered(pool, coming.popleft(), progress)
+            coming.add(pool.submit(self._task(group)))
+            if pool.unanswered > pool.ahead:
+                self._take_answers(pool, coming, progress)
         while coming:
-            self._answered(pool, coming.popleft(), progress)
+            self._take_answers(pool, coming, progress)
         if pool.lost_pids:
             self._remove_partials(tuple(map(partial_prefix, pool.lost_pids)))
 
@@ -317,20 +317,27 @@ class _Extraction:
             hashes |= dict.fromkeys([ChunkHash(ref.chunk.hash) for ref in refs])
         return told, [(key.hash, key.generation) for key in reader.keys(hashes)]
 
-    def _answered(self, pool: WorkerPool, ticket: int, progress: RestoreProgress) -> None:
+    def _take_answers(self, pool: WorkerPool, coming: set[int], progress: RestoreProgress) -> None:
+        """Wait for an answer, and count what all that came say; in any order.
+
+        Beside a group that is one large file, others do many small ones.
+        """
         try:
-            files, size_bytes, failed, failures, not_restored = pool.result(ticket)
+            pool.wait()
         except ObjectMissing:
             if self._files.pin is not None:
                 self._files.pin.confirm()  # if it ended, nothing is wrong with the store
             raise
         done = self._done
-        done.files += files
-        done.size_bytes += size_bytes
-        done.failed += failed
-        room = NAMED_FAILURES_MAX - len(done.failures)
-        done.failures += [ExtractFailure(*failure) for failure in failures[:room]]
-        done.not_restored.update(not_restored)
+        for ticket in [ticket for ticket in coming if pool.is_answered(ticket)]:
+            coming.remove(ticket)
+            files, size_bytes, failed, failures, not_restored = pool.result(ticket)
+            done.files += files
+            done.size_bytes += size_bytes
+            done.failed += failed
+            room = NAMED_FAILURES_MAX - len(done.failures)
+            done.failures += [ExtractFailure(*failure) for failure in failures[:room]]
+            done.not_restored.update(not_restored)
         progress(done.files, done.size_bytes)
 
     def _lost(self, lost: LostRange) -> None:
