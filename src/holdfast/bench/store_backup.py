@@ -41,11 +41,15 @@ _SEED = 7
 # Starts that are measured in a round.
 _STARTS = 5
 
-# What each program keeps of a file besides its content, by its documentation; checked of ours.
+# What each program gives back of a file besides its content: seen by storing and restoring a folder
+# with all of it on ext4, as root, by this version, restic 0.14 and borg 1.2.4.
 METADATA_KEPT = {
-    "holdfast": "mode, owner, mtime, xattrs, links, hard links, holes, folders with their times",
-    "restic": "the same and atime, ctime, inode; holes where --sparse is given to restore",
-    "borg": "the same and atime, ctime, flags; holes where --sparse is given to extract",
+    "holdfast": "mode, owner, mtime, xattrs, links, hard links, holes, folders with mode and time; "
+    "set-id bits and capabilities where --set-id is given to get; no pipes, atime or flags",
+    "restic": "the same with set-id bits, capabilities and pipes, without holes; atime where "
+    "--with-atime is given to backup; no flags",
+    "borg": "the same with set-id bits, capabilities, pipes and flags; holes where --sparse is "
+    "given to extract, atime where --atime is given to create",
 }
 
 
