@@ -12,6 +12,7 @@ import asyncio
 import gzip
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
@@ -125,6 +126,9 @@ class HttpExporter:
     whether an answer speaks for each event or for all.
     """
 
+    # A request that nobody waits for any more ends its connection.
+    ends_when_cancelled = True
+
     def __init__(self, config: Config, context: ExporterContext) -> None:
         preset = PRESETS[config.preset]
         name: DialectName = config.dialect or preset.dialect
@@ -183,22 +187,21 @@ class HttpExporter:
         return self._answer(reply, len(events))
 
     async def _post(self, body: bytes, key: str) -> HttpAnswer:
-        url, headers = self._url, dict(self._headers)
+        url, post = self._url, partial(self._client.post, needs_body=self._answers_by_event)
         where = self._config.idempotency
         if where != "none":
             name = self._config.idempotency_name or IDEMPOTENCY_NAMES[where]
             if where == "header":
-                headers[name] = key
+                post = partial(post, key=(name, key))
             else:
                 url = url.update_query({name: key})
-        needs_body = self._answers_by_event
         credentials = await self._credentials.headers()
-        reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
+        reply = await post(url, body, self._headers | credentials)
         # A token may end, or be withdrawn, before its time. One new token, one more try; fixed
         # credentials say no, and the destination stops.
         if reply.status == _UNAUTHORIZED and self._credentials.refused(credentials):
             credentials = await self._credentials.headers()
-            reply = await self._client.post(url, body, headers | credentials, needs_body=needs_body)
+            reply = await post(url, body, self._headers | credentials)
         return reply
 
     def _answer(self, reply: HttpAnswer, count: int) -> Answer:

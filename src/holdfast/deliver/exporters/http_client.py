@@ -192,6 +192,15 @@ class _KnownAddress(NamedTuple):
     lines: str
 
 
+class _KnownLines(NamedTuple):
+    """The lines of a head that say the same in most requests, and what they were made of."""
+
+    headers: Mapping[str, str]
+    # The header that says something else each time, if there is one.
+    key_name: str
+    text: str
+
+
 class HttpClient:
     """Connections to one backend (and to the token endpoint in front of it)."""
 
@@ -202,6 +211,7 @@ class HttpClient:
         self._certificates = ClientCertificates(settings.tls, context)
         self._proxy = _proxy_of(settings.proxy)
         self._addresses: dict[URL, _KnownAddress] = {}
+        self._lines = _known_lines({}, "")
         self._connections: HttpConnections | None = None
 
     async def start(self) -> None:
@@ -224,11 +234,18 @@ class HttpClient:
             self._connections = None
 
     async def post(
-        self, url: URL, body: bytes, headers: Mapping[str, str], *, needs_body: bool
+        self,
+        url: URL,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        needs_body: bool,
+        key: tuple[str, str] = ("", ""),
     ) -> HttpAnswer:
         """Send one request and return its answer, whatever its status; or raise SendFailed.
 
         `needs_body`: a 2xx counts only with its whole body. Of other answers the status is enough.
+        `key`: the one header whose value is another in each request; it counts before `headers`.
         """
         if self._connections is None:
             raise AssertionError("BUG: the client was not started")
@@ -236,7 +253,7 @@ class HttpClient:
         # Connections that were made with other certificates are not used again.
         tls = self._certificates.current() if address.is_tls else None
         route = HttpRoute(address.host, address.port, tls, self._proxy)
-        head = self._head(address, headers, len(body))
+        head = self._head(address, headers, key, len(body))
         try:
             return await self._connections.send(route, head, body, needs_body=needs_body)
         except HttpFailed as error:
@@ -255,17 +272,36 @@ class HttpClient:
         address = self._addresses[url] = _KnownAddress(url.raw_host, url.port, is_tls, lines)
         return address
 
-    def _head(self, address: _KnownAddress, headers: Mapping[str, str], body_bytes: int) -> bytes:
+    def _head(
+        self,
+        address: _KnownAddress,
+        headers: Mapping[str, str],
+        key: tuple[str, str],
+        body_bytes: int,
+    ) -> bytes:
         """Return the head of a request."""
-        lines = _OWN_LINES | {name.lower(): f"{name}: {value}" for name, value in headers.items()}
-        for line in lines.values():
-            assert "\n" not in line, "BUG: a header of two lines"
-            assert "\r" not in line, "BUG: a header of two lines"
-        said = "\r\n".join(lines.values())
-        head = f"{address.lines}{said}\r\nContent-Length: {body_bytes}\r\n".encode()
+        name, value = key
+        lines = self._lines
+        if lines.headers != headers or lines.key_name != name:
+            lines = self._lines = _known_lines(headers, name)
+        said = f"{lines.text}{_line(name, value)}\r\n" if name else lines.text
+        head = f"{address.lines}{said}Content-Length: {body_bytes}\r\n".encode()
         if self._proxy is not None and not address.is_tls:
             head += self._proxy.lines  # no tunnel: the proxy reads the head of the request itself
         return head + b"\r\n"
+
+
+def _line(name: str, value: str) -> str:
+    line = f"{name}: {value}"
+    assert "\n" not in line, "BUG: a header of two lines"
+    assert "\r" not in line, "BUG: a header of two lines"
+    return line
+
+
+def _known_lines(headers: Mapping[str, str], key_name: str) -> _KnownLines:
+    lines = _OWN_LINES | {name.lower(): _line(name, value) for name, value in headers.items()}
+    lines.pop(key_name.lower(), None)
+    return _KnownLines(dict(headers), key_name, "".join(f"{line}\r\n" for line in lines.values()))
 
 
 def _proxy_of(settings: ProxySettings | None) -> HttpProxy | None:
