@@ -279,11 +279,13 @@ class DeliveryLoop:
     async def _take_turn(self, lane: DeliveryLane) -> None:
         """Send once from a lane, if nothing came between, and settle what came of it."""
         async with self._slots:
+            large = self._large_ahead(lane)
+            if large and self._may_send(lane):
+                await self._prepare_beside(large)
+            # Both took their time, and other lanes may have opened the breaker.
             if not self._may_send(lane):
                 return
-            await self._prepare_large(lane)
-            # Once more: that takes its time, and other lanes may have opened the breaker.
-            batch = self._next_batch(lane) if self._may_send(lane) else []
+            batch = self._next_batch(lane)
             other = None
             if batch and lane.trial is not None:
                 other = self._other_than(batch[0], lane, lane.trial)
@@ -354,8 +356,8 @@ class DeliveryLoop:
             and item.event.count is not None
         )
 
-    async def _prepare_large(self, lane: DeliveryLane) -> None:
-        """Lead the first of a lane through the processors beside the event loop, if large."""
+    def _large_ahead(self, lane: DeliveryLane) -> list[Item]:
+        """Return the first of a lane, if it is large, and what is as large behind it."""
         first: list[Item] = []
         size_bytes = 0
         for item in lane.sendable():
@@ -364,10 +366,12 @@ class DeliveryLoop:
             if item.refusal is not None or not self._is_large(item) or (first and is_enough):
                 break
             first.append(item)
-        if not first:
-            return
-        prepared = await asyncio.to_thread(self._process_all, [item.event for item in first])
-        for item, left in zip(first, prepared, strict=True):
+        return first
+
+    async def _prepare_beside(self, large: Sequence[Item]) -> None:
+        """Lead some of a lane through the processors beside the event loop."""
+        prepared = await asyncio.to_thread(self._process_all, [item.event for item in large])
+        for item, left in zip(large, prepared, strict=True):
             if item.decision is not None:
                 continue  # an operator, or retention, was faster
             if isinstance(left, Exception):

@@ -474,9 +474,9 @@ class HttpConnections:
         enough.
         """
         async with self._free:
-            loop = asyncio.get_running_loop()
-            deadline_s = loop.time() + self._limits.total_s
-            connection = self._take(route)
+            now_s = asyncio.get_running_loop().time()
+            deadline_s = now_s + self._limits.total_s
+            connection = self._take(route, now_s - IDLE_S)
             if connection is None:
                 connection = await self._connect(route, deadline_s)
             try:
@@ -499,10 +499,9 @@ class HttpConnections:
         if gone:
             await asyncio.wait(gone, timeout=CLOSE_S)
 
-    def _take(self, route: HttpRoute) -> HttpConnection | None:
-        """Return a connection that was kept; None if there is none."""
+    def _take(self, route: HttpRoute, oldest_s: float) -> HttpConnection | None:
+        """Return a kept connection that was used since `oldest_s`; None if there is none."""
         kept = self._kept.get(route)
-        oldest_s = asyncio.get_running_loop().time() - IDLE_S
         while kept:
             connection = kept.pop()
             is_young = connection.is_free and connection.idle_since_s > oldest_s
