@@ -85,6 +85,9 @@ class Exporter(Protocol):
 
     It is given the units that its module's `takes(config)` names: events of raw slots if there is
     no such function.
+
+    One whose `send` ends at once when it is cancelled, whatever it is waiting for, may have a true
+    attribute `ends_when_cancelled`: then a send costs less.
     """
 
     # How many events and bytes one `send` takes; 1 event if the dialect has no batches.

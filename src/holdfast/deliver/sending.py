@@ -18,6 +18,9 @@ A call comes back in time, and with an answer that makes sense. An exporter that
 its events are not lost, and nothing else stops because of it. An exporter that does not end is
 cancelled. One that does not even heed that is not called again until it does: two sends of one lane
 at once would mix up their order. (Code that blocks the whole event loop is beyond help here.)
+For that a call is a task of its own, which its sender can leave behind; where one event is sent at
+a time, that costs each of them three turns of the loop. An exporter that says of itself that it
+`ends_when_cancelled` is called by the task that sends.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdfast import self_watch
 from holdfast.deliver.exporter import Answer, Exporter, Failure, FailureClass, all_failed
@@ -42,6 +45,8 @@ DOUBLINGS_MAX = 64
 EXCEPTION_CODE = "exception "
 # How long a send that was cancelled may take to end.
 CANCEL_GRACE_S = 5.0
+
+Result = TypeVar("Result")
 
 
 class Backoff:
@@ -162,10 +167,16 @@ class Timer(Protocol):
 
 
 class LoopTimer:
-    """The event loop's own clock."""
+    """The event loop's own clock; used from one loop."""
+
+    def __init__(self) -> None:
+        # Looked up once: that is a system call, and the time is asked for with every event.
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def now_s(self) -> float:
-        return asyncio.get_running_loop().time()
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+        return self._loop.time()
 
     async def wait(self, futures: Collection[asyncio.Future[Any]], timeout_s: float | None) -> None:
         await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -207,6 +218,53 @@ async def wait_for(timer: Timer, timeout_s: float | None, *bells: Bell) -> None:
         await timer.wait([stack.enter_context(bell.listening()) for bell in bells], timeout_s)
 
 
+class TimeLimit:
+    """Cancels tasks that take too long, with one timer for all: a task that is in time moves none.
+
+    As `asyncio.timeout`, which sets up a timer of its own each time.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        # When each is over, the first that began first.
+        self._ends_s: dict[asyncio.Task[Any], float] = {}
+        self._late: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def keep(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Return what comes of some work, which ends when it is cancelled; or `TimeoutError`."""
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None, "BUG: not in a task"
+        self._ends_s[task] = end_s = loop.time() + self._limit_s
+        if self._timer is None:
+            self._timer = loop.call_at(end_s, self._look)
+        cancelled_before = task.cancelling()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            # Somebody else may have cancelled it, too: then it has to end.
+            if task in self._late and task.cancelling() - 1 <= cancelled_before:
+                raise TimeoutError from None
+            raise
+        finally:
+            if task in self._late:
+                self._late.discard(task)
+                task.uncancel()
+            else:
+                del self._ends_s[task]
+
+    def _look(self) -> None:
+        """Cancel what is late; come back when the next may be."""
+        self._timer, loop = None, asyncio.get_running_loop()
+        for task, end_s in list(self._ends_s.items()):
+            if end_s > loop.time():
+                self._timer = loop.call_at(end_s, self._look)
+                return
+            del self._ends_s[task]
+            self._late.add(task)
+            task.cancel()
+
+
 class Sender:
     """Calls one exporter."""
 
@@ -216,6 +274,8 @@ class Sender:
         self._exporter = exporter
         self._timer = timer
         self._timeout_s = timeout_s
+        self._limit = TimeLimit(timeout_s)
+        self._ends_when_cancelled = bool(getattr(exporter, "ends_when_cancelled", False))
         # Sends that did not end when they were told to.
         self._stuck: set[asyncio.Task[Answer]] = set()
 
@@ -238,6 +298,11 @@ class Sender:
             await self._timer.wait(self._stuck, self._timeout_s)
             if self._stuck:
                 return all_failed(len(events), _stuck(self._timeout_s))
+        if self._ends_when_cancelled:
+            try:
+                return await self._limit.keep(self._call(events))
+            except TimeoutError:
+                return all_failed(len(events), _timed_out(self._timeout_s))
         # A task of its own, so that cancelling the send does not cancel the lane that waits for
         # it.
         task = asyncio.get_running_loop().create_task(self._call(events))
