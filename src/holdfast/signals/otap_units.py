@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.extras import need
 from holdfast.quiver import Bundle, Extractor
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import constant, texts
 from holdfast.quiver.base.envelope import TIME_TYPE
 from holdfast.signals.event import ArrowData, Event, ItemCounter, arrow_data_of

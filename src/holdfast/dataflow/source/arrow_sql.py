@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as kinds
+
+from holdfast.quiver.base import compute as pc
 
 # An array, or a scalar; Arrow has no types for type checkers.
 Value = Any

@@ -18,8 +18,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import constant
 from holdfast.quiver.base.bundle import one_batch, read_stream
 from holdfast.quiver.base.config import Extractor

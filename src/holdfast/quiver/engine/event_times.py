@@ -54,9 +54,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.envelope import ITEM_TIMES, ItemTimes, TimeFlag, read_item_times
 from holdfast.quiver.base.frame import NO_WATERMARK
 from holdfast.quiver.base.held_bundle import HeldBundle

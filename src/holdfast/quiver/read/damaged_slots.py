@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.segments.data_file import DataFile
 from holdfast.quiver.segments.segment import UNKNOWN_SLOT, Segment
 

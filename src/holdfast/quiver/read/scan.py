@@ -20,9 +20,9 @@ from itertools import groupby
 from typing import Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import BadInput, Damaged
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import can_be_filtered, has_dictionary, plain_type
 from holdfast.quiver.base.bundle import noted_damage, one_batch, read_slot, without_reserved
 from holdfast.quiver.base.envelope import TIME_TYPE

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import BadInput
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import numbers
 from holdfast.quiver.base.bundle import one_batch
 from holdfast.quiver.base.config import ItemTable

@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_128_hexdigest
 
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base import names
 from holdfast.quiver.base.arrow import numbers, slices_take_all, texts
 from holdfast.quiver.base.bundle import RESERVED_METADATA

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.bundle import read_stream
 from holdfast.quiver.base.frame import FrameKind
 from holdfast.quiver.segments.manifest import ARROW, OPAQUE, RAW, FileSummary, Summary

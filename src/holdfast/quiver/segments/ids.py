@@ -15,7 +15,8 @@ import struct
 from array import array
 
 import pyarrow as pa
-import pyarrow.compute as pc
+
+from holdfast.quiver.base import compute as pc
 
 ID_BYTES = 16
 # One wrong answer in a hundred: then a file is read in vain.

@@ -16,9 +16,9 @@ from itertools import accumulate, islice
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from xxhash import xxh3_128_hexdigest
 
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import constant, texts, unify
 from holdfast.quiver.base.bundle import (
     ENVELOPE_BYTES,

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.errors import Damaged
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base import names
 from holdfast.quiver.base.arrow import has_dictionary, plain_type
 from holdfast.quiver.base.frame import BUNDLE_KINDS, Frame

@@ -14,9 +14,9 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.extras import need
+from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import constant, numbers, texts
 from holdfast.quiver.base.envelope import ITEM_TIMES, SEARCH_IDS, SEARCH_IDS_TYPE
 from holdfast.signals.otlp.kinds import OtlpKind
