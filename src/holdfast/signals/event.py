@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha1
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import orjson
@@ -33,7 +34,7 @@ ItemCounter: TypeAlias = Callable[[Any], int]
 _OWN_HEADER = "client"
 # The value of a header: no control characters, and no blanks at its ends.
 _VALUE = re.compile(r"([^\x00-\x20\x7f]([^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?)?")
-_NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11")
+_NAMESPACE = uuid.UUID("5b7e5f0c-6a3c-5d0a-9a55-0f1d3a4f7c11").bytes
 
 
 class DocumentReader(Protocol):
@@ -224,5 +225,11 @@ def unsendable_header(headers: Mapping[str, str]) -> str | None:
 
 
 def _idempotency_key(quiver_id: str, position: Position) -> str:
+    """Return the UUID of version 5 of a place; `uuid.uuid5` takes twice as long for an object."""
     seq, row = position
-    return str(uuid.uuid5(_NAMESPACE, f"{quiver_id}/{seq}/{row}"))
+    name = f"{quiver_id}/{seq}/{row}".encode()
+    digest = bytearray(sha1(_NAMESPACE + name, usedforsecurity=False).digest())
+    digest[6] = digest[6] & 0x0F | 0x50  # the version
+    digest[8] = digest[8] & 0x3F | 0x80  # the variant
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
