@@ -382,6 +382,20 @@ def test_a_damaged_block_in_the_archive_is_found(place: Place) -> None:
     assert archive.scan(on_damage="skip").read_all().num_rows == 1
 
 
+def test_a_damaged_manifest_takes_its_segment_and_no_other(place: Place) -> None:
+    quiver = place.begin()
+    seqs = sealed(quiver, 3)
+    until_archived(quiver)
+    key = sorted(key for key in place.bucket.objects if key.endswith("/manifest"))[1]
+    place.bucket.objects[key] = place.bucket.objects[key][:20]
+    with pytest.raises(Damaged, match="manifest in the archive") as refused:
+        Archive.open(URL, seam=place.seam)
+    assert refused.value.path is not None
+    assert refused.value.path.endswith(key.removesuffix("/manifest"))
+    archive = Archive.open(URL, seam=place.seam, on_damage="skip")
+    assert archive.scan().read_all()["_seq"].to_pylist() == [seqs[0], seqs[2]]
+
+
 def test_an_empty_address_is_an_error(place: Place) -> None:
     with pytest.raises(CannotOpen, match="no archived segment"):
         place.read()

@@ -149,7 +149,8 @@ class _Look:
         held = [inspect(disk, PurePath(directory)) for directory in directories]
         here = [segment for inventory in held for segment in inventory.segments]
         # Later than the directories: what goes from there meanwhile is in the archive before.
-        self._archived = _archived(archives, is_all=not held)
+        skips = on_damage == "skip"
+        self._archived = _archived(archives, is_all=not held, skips_damaged=skips)
         self._pieces = [(segment, EVERYTHING) for segment in here]
         if self._archived:
             self._pieces = each_bundle_once([*here, *self._archived])
@@ -217,14 +218,16 @@ class _Look:
         )
 
 
-def _archived(archives: Sequence[str | ArchiveConfig], *, is_all: bool) -> list[Segment]:
+def _archived(
+    archives: Sequence[str | ArchiveConfig], *, is_all: bool, skips_damaged: bool
+) -> list[Segment]:
     """Return what is in some archives; beside a directory they may be empty."""
     found: list[Segment] = []
     for one in archives:
         # Without TLS only where the environment names an endpoint that has none.
         config = one if isinstance(one, ArchiveConfig) else ArchiveConfig(one, allow_http=True)
         bucket = open_place(config, Seam())
-        segments = archived_segments(bucket)
+        segments = archived_segments(bucket, skips_damaged=skips_damaged)
         if is_all:
             require_archive(segments, bucket)
         found += segments

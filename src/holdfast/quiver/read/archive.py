@@ -43,15 +43,18 @@ class Archive:
         place: str | os.PathLike[str] | ArchiveConfig,
         *,
         quiver_id: str | None = None,
+        on_damage: Literal["fail", "skip"] = "fail",
         seam: Seam | None = None,
     ) -> Self:
         """List an archive, or what it has of one quiver, and read the manifests.
 
-        `place` is what `segment.archive` names; an `ArchiveConfig` says how it is reached.
+        `place` is what `segment.archive` names; an `ArchiveConfig` says how it is reached. A
+        segment whose manifest is damaged raises `Damaged`; "skip" leaves it out, and logs it.
         """
         config = place if isinstance(place, ArchiveConfig) else ArchiveConfig(os.fspath(place))
         bucket = open_place(config, seam or Seam())
-        segments = archived_segments(bucket, quiver_id or "")
+        skips = on_damage == "skip"
+        segments = archived_segments(bucket, quiver_id or "", skips_damaged=skips)
         require_archive(segments, bucket)
         return cls(config.url, segments)
 

@@ -16,6 +16,7 @@ What says that a segment is in the archive is the archive: no state of that is k
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -40,6 +41,8 @@ from holdfast.seam.folder_bucket import FolderBucket
 MANIFEST_BYTES_MAX = 64 << 20
 # Manifests that are asked for at once.
 MANIFEST_REQUESTS = 8
+
+log = logging.getLogger("holdfast.quiver")
 
 
 def open_place(config: ArchiveConfig, seam: Seam) -> Bucket:
@@ -166,15 +169,21 @@ class _FileContent:
             raise
 
 
-def archived_segments(bucket: Bucket, folder: str = "") -> list[Segment]:
-    """Return the segments in an archive or a folder of it, by quiver and number; each whole."""
+def archived_segments(
+    bucket: Bucket, folder: str = "", *, skips_damaged: bool = False
+) -> list[Segment]:
+    """Return the segments in an archive or a folder of it, by quiver and number; each whole.
+
+    One whose manifest cannot be read raises `Damaged`, or is left out and logged.
+    """
     disk = BucketDisk(bucket, folder)
     paths = sorted(path for key in disk.keys if (path := _segment_of(key)) is not None)
     if not paths:
         return []
     with ThreadPoolExecutor(min(MANIFEST_REQUESTS, len(paths))) as pool:
-        summaries = list(pool.map(partial(_summary, bucket, disk), paths))
-    return [Segment(disk, path, one) for path, one in zip(paths, summaries, strict=True)]
+        summaries = list(pool.map(partial(_summary, bucket, disk, skips_damaged), paths))
+    found = zip(paths, summaries, strict=True)
+    return [Segment(disk, path, one) for path, one in found if one is not None]
 
 
 def _segment_of(key: str) -> PurePosixPath | None:
@@ -185,16 +194,23 @@ def _segment_of(key: str) -> PurePosixPath | None:
     return segment if is_one and names.parse_segment_dir(segment.name) is not None else None
 
 
-def _summary(bucket: Bucket, disk: BucketDisk, path: PurePath) -> Summary:
+def _summary(
+    bucket: Bucket, disk: BucketDisk, skips_damaged: bool, path: PurePath
+) -> Summary | None:
     where = f"{bucket.url}/{path}"
     try:
         return manifest.decode(manifest.content(disk, path / names.MANIFEST, MANIFEST_BYTES_MAX))
     except (manifest.ManifestFault, OSError) as error:
-        raise Damaged(
+        damage = Damaged(
             f"a manifest in the archive cannot be read: {error}",
-            hint="put the segment there again from a copy, or remove its folder",
+            hint="put the segment there again from a copy, or remove its folder; "
+            "`on_damage` may leave it out",
             path=where,
-        ) from error
+        )
+        if not skips_damaged:
+            raise damage from error
+        log.warning("left out: %s", damage)
+        return None
     except manifest.NewerManifest as error:
         raise UnknownFormat(
             f"a segment in the archive is of {error}", hint="upgrade this program", path=where
