@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent import futures
 from pathlib import Path
@@ -395,3 +397,31 @@ def test_connecting_has_its_own_time() -> None:
                 await call(client)
 
     asyncio.run(run())
+
+
+def test_a_name_server_that_hangs_holds_up_no_other_client(
+    ours: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def addresses(host: str, *rest: Any, **more: Any) -> list[Any]:
+        if host == "hangs.invalid":
+            questions.append(host)
+            go_on.wait(PATIENCE_S)
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
+        return asked(host, *rest, **more)
+
+    asked, go_on, questions = socket.getaddrinfo, threading.Event(), list[str]()
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
+
+    async def run() -> None:
+        async with client_of("hangs.invalid:1", connect_timeout_s=0.01) as away:
+            for _ in range(50):
+                with pytest.raises(ConnectTimedOut):
+                    await call(away)
+        async with client_of(ours.address.replace("127.0.0.1", "localhost")) as client:
+            assert await call(client, body=b"there") == b"there"
+        assert len(questions) == 1
+
+    try:
+        asyncio.run(run())
+    finally:
+        go_on.set()

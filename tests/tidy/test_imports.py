@@ -21,7 +21,9 @@ SRC = Path(__file__).parents[2] / "src"
 
 LEVELS = (
     {"errors"},
-    {"bodies", "bucket_url", "extras", "local_path", "self_watch", "units", "watched_files"},
+    {"bodies", "bucket_url", "extras", "local_path", "own_thread", "self_watch", "units"}
+    | {"watched_files"},
+    {"happy_eyeballs"},
     {"seam", "settings"},
     {"grpc", "quiver", "store"},
     {"signals"},

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
-import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -38,6 +36,7 @@ from holdfast.grpc.messages import (
 from holdfast.grpc.settings import GrpcSettings
 from holdfast.grpc.status import CallFailed, StatusCode, failure_of
 from holdfast.grpc.streams import InboundMessages, OutboundMessages
+from holdfast.happy_eyeballs import NameLookup, connected_socket, refuse_if_no_name
 from holdfast.seam.clock import Clock
 
 # What a server sends without data depends on what it is sent, and it was chosen by whoever wrote
@@ -392,6 +391,7 @@ class GrpcClient:
         self._settings = settings
         self._connection: _ClientConnection | None = None
         self._connecting = asyncio.Lock()
+        self._lookup = NameLookup()
         self._connections: set[_ClientConnection] = set()
         scheme = b"https" if target.tls is not None else b"http"
         host = f"[{target.host}]" if ":" in target.host else target.host
@@ -529,21 +529,26 @@ class GrpcClient:
         side.http2 = Http2(side, self._settings, self._clock, is_client=True)
         try:
             async with asyncio.timeout(target.connect_timeout_s):
-                transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: side.http2, target.host, target.port, ssl=tls
-                )
+                await self._establish(side.http2, tls)
         except TimeoutError:
             raise ConnectTimedOut(errno.ETIMEDOUT, "no connection in time") from None
-        _impatient(transport, target.connect_timeout_s)
         return side
 
-
-def _impatient(transport: asyncio.Transport, timeout_s: float) -> None:
-    """Let the kernel give up a connection whose bytes are not taken."""
-    connected: socket.socket | None = transport.get_extra_info("socket")
-    if connected is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-        longest_ms = math.ceil(timeout_s * 1000) * _UNTAKEN_PER_CONNECT
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, longest_ms)
+    async def _establish(self, http2: Http2, tls: ssl.SSLContext | None) -> None:
+        host, port = self._target.host, self._target.port
+        # An address may end with a dot, a certificate's name does not.
+        name = None if tls is None else host.rstrip(".")
+        if name is not None:
+            refuse_if_no_name(name)
+        untaken_s = self._target.connect_timeout_s * _UNTAKEN_PER_CONNECT
+        connected = await connected_socket(self._lookup, host, port, untaken_s)
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: http2, sock=connected, ssl=tls, server_hostname=name
+            )
+        except BaseException:
+            connected.close()
+            raise
 
 
 def _unavailable_call(message: str, *, maybe_done: bool = False) -> CallFailed:

@@ -32,7 +32,8 @@ from tests.deliver.exporters.proxy import forward_proxy
 from tests.patience import PATIENCE_S, until, until_async
 from tests.support.certificates import Certificates
 
-from holdfast.deliver.exporters import happy_eyeballs, http_connections
+from holdfast import happy_eyeballs
+from holdfast.deliver.exporters import http_connections
 from holdfast.deliver.exporters.classify import failure_of_exception
 from holdfast.deliver.exporters.http_connections import (
     ANSWER_HEAD_BYTES_MAX,

@@ -17,9 +17,9 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
-    in_thread,
 )
 from holdfast.deliver.exporters.dialects import one_line
+from holdfast.own_thread import in_thread
 from holdfast.settings import Settings
 from holdfast.signals.event import Event
 from holdfast.signals.signal import ANY_EVENTS, Takes

@@ -36,7 +36,6 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
-    in_thread,
 )
 from holdfast.deliver.exporters.complete_file import FilePlace
 from holdfast.deliver.exporters.file_journal import JournalIdentity, frame_of, identity_of
@@ -45,6 +44,7 @@ from holdfast.deliver.exporters.file_publishing import FileFormat, Publisher
 from holdfast.deliver.exporters.file_staging import FileLimits, FileStaging
 from holdfast.errors import HoldfastError, NotAllowed, ObjectMissing
 from holdfast.extras import need
+from holdfast.own_thread import in_thread
 from holdfast.seam.bucket import OBJECT_BYTES_MAX, BucketAccess
 from holdfast.seam.disk import DISK_IS_FULL, LockHeld
 from holdfast.settings import DurationS, FileSettings, SizeBytes

@@ -44,11 +44,6 @@ from typing import NamedTuple, cast
 
 import httptools
 
-from holdfast.deliver.exporters.happy_eyeballs import (
-    NameLookup,
-    connected_socket,
-    refuse_if_no_name,
-)
 from holdfast.deliver.exporters.http_failures import (
     HttpConnectionEnded,
     HttpConnectTimedOut,
@@ -57,6 +52,11 @@ from holdfast.deliver.exporters.http_failures import (
     HttpProxyRefused,
     HttpTimedOut,
     NotHttp,
+)
+from holdfast.happy_eyeballs import (
+    NameLookup,
+    connected_socket,
+    refuse_if_no_name,
 )
 
 # How long the rest of an answer may take that nobody needs.

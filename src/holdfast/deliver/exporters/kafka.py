@@ -28,10 +28,10 @@ from holdfast.deliver.exporter import (
     ExporterContext,
     Failure,
     FailureClass,
-    in_thread,
 )
 from holdfast.errors import BadConfig, NotInstalled
 from holdfast.extras import install_command, missing_modules
+from holdfast.own_thread import in_thread
 from holdfast.settings import DurationS, FileSettings, Secret, SizeBytes
 from holdfast.signals.event import Event
 

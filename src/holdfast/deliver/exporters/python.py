@@ -43,10 +43,10 @@ from holdfast.deliver.exporter import (
     Failure,
     FailureClass,
     all_failed,
-    in_thread,
 )
 from holdfast.deliver.sending import EXCEPTION_CODE
 from holdfast.errors import BadConfig
+from holdfast.own_thread import in_thread
 from holdfast.settings import DurationS, FileSettings, SizeBytes
 from holdfast.signals.event import Event
 from holdfast.signals.signal import ANY_EVENTS, Takes

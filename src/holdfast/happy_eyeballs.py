@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from holdfast.deliver.exporter import in_thread
+from holdfast.own_thread import in_thread
 
 # How much longer the next address of a host waits for the one before.
 HEAD_START_S = 0.25
