@@ -183,7 +183,7 @@ def test_lists_are_bounded(
 def test_the_guide_says_the_bounds() -> None:
     text = " ".join(GUIDE.read_text().split())
     for bound in (
-        f"ended after {LOOK_S:g} seconds",
+        f"stopped after {LOOK_S:g} seconds",
         f"newest {store_reader.COMMITS_MAX} commits",
         f"{store_reader.ENTRIES_MAX} entries of a folder",
         f"first {store_reader.DIFFERENCES_MAX} differences",

@@ -152,7 +152,7 @@ def test_a_deleted_commit_is_gone_and_its_name_is_free(run: Run, folder: Path) -
     with pytest.raises(CommitExists):
         run("files", "put", "1", str(folder / "deep" / "er"))
     with pytest.raises(
-        BadInput, match=r"no terminal to ask on: Delete commit 1, made from 1 layer\?"
+        BadInput, match=r'no terminal to ask on: "Delete commit 1, made from 1 layer\?"'
     ):
         run("files", "rm", "1")
     assert run("files", "rm", "1", "--yes", "--json") == {"deleted": "1"}

@@ -351,7 +351,7 @@ def test_dropping_asks_a_person(data: Path, run: Run, monkeypatch: pytest.Monkey
 def test_dropping_needs_a_yes_where_nobody_can_be_asked(data: Path, run: Run) -> None:
     refused = run("quiver", "drop-subscriber", data, "metrics")
     assert refused.code == 2
-    assert "there is no terminal to ask on: 7 bundles with 12 events" in refused.err
+    assert 'there is no terminal to ask on: "7 bundles with 12 events' in refused.err
     assert "next: use --yes" in refused.err
     unknown = run("quiver", "drop-subscriber", data, "nobody")
     assert "registered subscribers: archive, metrics" in unknown.err

@@ -117,7 +117,7 @@ def skip_command(
     # The one command that keeps an event from its destination for good, so it asks, and wants a
     # reason.
     if not yes:
-        what = f"Never deliver event {event} to {name}, unless it is replayed by hand?"
+        what = f"Never deliver event {event} to {name}, unless it is redriven by hand?"
         ask(what)
     fields = {"destination": name, "seq": int(seq), "row": int(row or 0), "reason": reason}
     target.ask_gateway(SKIP_VERB, worker=worker, **fields)

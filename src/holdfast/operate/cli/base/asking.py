@@ -17,6 +17,6 @@ def ask(question: str) -> None:
     """Go on if a person says yes, and only then."""
     if not sys.stdin.isatty():
         raise BadInput(
-            f"there is no terminal to ask on: {question}", hint="use --yes if you mean it"
+            f'there is no terminal to ask on: "{question}"', hint="use --yes if you mean it"
         )
     click.confirm(question, abort=True, err=True)
