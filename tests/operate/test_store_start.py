@@ -57,3 +57,14 @@ def test_commands_load_nothing_heavy(tmp_path: Path, monkeypatch: pytest.MonkeyP
         modules = loaded(*command)
         assert modules & HEAVY == set(), command
         assert len(modules) < MODULES_MAX, (command, len(modules))
+
+
+def test_what_cuts_is_loaded_only_where_there_is_something_to_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_STORE", str(tmp_path / "store"))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_text("words")
+    assert CliRunner().invoke(cli, ["store", "create"]).exit_code == 0
+    assert "pyfastcdc" not in loaded("files", "put", "one", str(folder))

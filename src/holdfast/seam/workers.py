@@ -367,7 +367,6 @@ def _serve(begin: Callable[[Any], TaskHandler], tasks: int, answers: int) -> NoR
         # Ctrl-C goes to all processes of a terminal. The parent decides what becomes of it, and
         # its end is ours.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _keep_memory()
         _WorkerLoop(begin, tasks, answers).run()
         code = 0
     except BrokenPipeError:
@@ -382,7 +381,7 @@ def _keep_memory() -> None:
     By itself, the C library gives large blocks back at once; a quarter to a third of all the pages
     that a worker asked for were such that it had just given away.
     """
-    import ctypes  # by workers alone, while the parent does other things
+    import ctypes  # by workers that have something to do, while the parent does other things
 
     with contextlib.suppress(OSError, AttributeError):  # another C library
         library = ctypes.CDLL(None)
@@ -416,6 +415,7 @@ class _WorkerLoop:
                 continue
             try:
                 if handler is None:
+                    _keep_memory()
                     handler = self._begin(given)
                 finish = handler.take(marshal.loads(data), self._alive, again=again)
             except BrokenPipeError:

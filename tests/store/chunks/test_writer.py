@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.patience import PATIENCE_S
 from tests.store.chunks.stage import TINY, noise, over
 
 from holdfast.errors import BadInput, LeaseLost, StoreUnavailable
 from holdfast.seam.simulated import SimulatedCrash
 from holdfast.store.chunks import writer as writer_module
 from holdfast.store.chunks.settings import INDEX_ROOM_BYTES
-from holdfast.store.chunks.writer import WINDOW_CHUNKS
+from holdfast.store.chunks.writer import DIVIDED_CHUNKS_MIN, WINDOW_CHUNKS
 from holdfast.store.objects.faulty import FaultyObjects, ObjectFault, ObjectFaultKind
 from holdfast.store.objects.objects import ChunkHash, ChunkKey, Objects, hash_of
 from holdfast.store.store import Store
@@ -320,3 +321,19 @@ def test_a_full_batch_does_not_wait_for_the_barrier(store: Store) -> None:
             threading.Event().wait(0.001)
         writer.put(b"one more")
         assert len(chunks_in(store)) == 3
+
+
+def test_whoever_waits_for_many_chunks_has_them_stored_by_all_threads(store: Store) -> None:
+    """Each thread waits at the first object until the other has come to its own."""
+    both = threading.Barrier(2)
+
+    class Meeting(FaultyObjects):
+        def put_many(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+            both.wait(PATIENCE_S)
+            super().put_many(items)
+
+    chunks = over(store, Meeting(store.objects))
+    with store.references.open_job("job") as job, chunks.writer(job) as writer:
+        hashes = [writer.put(b"chunk %d" % n) for n in range(2 * DIVIDED_CHUNKS_MIN)]
+        writer.barrier()
+        assert len(store.references.resolve(hashes)) == len(hashes)

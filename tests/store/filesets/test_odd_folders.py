@@ -25,7 +25,7 @@ from holdfast.store.filesets import (
     import_tar,
     put_tree,
 )
-from holdfast.store.filesets.folder_reader import REPORTED_PATHS_MAX
+from holdfast.store.filesets.folder_walk import REPORTED_PATHS_MAX
 from holdfast.store.filesets.paths import check_path, path_trouble
 from holdfast.store.filesets.selection import CACHE_SIGNATURE, split_patterns
 from holdfast.store.gc.leases import Job

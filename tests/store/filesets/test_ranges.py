@@ -19,9 +19,17 @@ from tests.store.filesets.test_trees import LONG_AGO_NS, look, make_tree
 
 from holdfast.errors import BadInput, DiskFull, StoreError, UnknownCommit
 from holdfast.seam.folders import FolderEntry
-from holdfast.seam.workers import Alive, Finish, TaskHandler, WorkerPool
+from holdfast.seam.workers import TASKS_AHEAD, Alive, Finish, TaskHandler, WorkerPool
 from holdfast.store.chunks.settings import Chunking, StoreSettings
-from holdfast.store.filesets import Commits, StoredTree, extract, put_tree, ranges, restore
+from holdfast.store.filesets import (
+    Commits,
+    StoredTree,
+    extract,
+    previous_tree,
+    put_tree,
+    ranges,
+    restore,
+)
 from holdfast.store.filesets.ranges import RangeStorer
 from holdfast.store.filesets.restore import RangeRestorer, Restoring
 from holdfast.store.gc.settings import GcSettings
@@ -100,6 +108,20 @@ class KilledOnce(RangeStorer):
         raise AssertionError
 
 
+class FirstWaits(RangeStorer):
+    """Begins with its first range when another worker has done more than was handed out at once."""
+
+    def take(self, task: Any, alive: Alive, *, again: bool) -> Finish:
+        taken = Path(f"{self._store.url}/taken")
+        if is_first(self._store):
+            enough = 2 * TASKS_AHEAD
+            until(lambda: taken.exists() and taken.stat().st_size > enough, "other ranges")
+        else:
+            with taken.open("ab") as file:
+                file.write(b".")
+        return super().take(task, alive, again=again)
+
+
 class FullDisk(RangeStorer):
     def take(self, task: Any, alive: Alive, *, again: bool) -> Finish:
         raise DiskFull("the disk of the store did not take an object", hint="make room")
@@ -143,6 +165,40 @@ def test_what_is_stored_by_processes_is_restored_by_them(
         not path.is_dir() or path.is_symlink() for path in folder.rglob("*")
     )
     assert (target / "sizes/00").stat().st_ino == (target / "zz-again").stat().st_ino
+
+
+def test_little_to_read_is_read_without_workers(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    """Wherever in the folder it stands; they get what comes when it is no longer little."""
+    monkeypatch.setattr(ranges, "RANGE_ENTRIES", 8)
+    monkeypatch.setattr(previous_tree, "RACY_NS", -(10**18))  # the files were just made
+    with put_by(monkeypatch, tmp_path / "store", folder) as (store, tree, _):
+        for number in range(0, 150, 30):
+            (folder / f"many/{number:03}").write_bytes(b"a pack." * 292)
+        with (
+            forked(monkeypatch, RangeStorer) as pool,
+            Commits(store).open("one") as parent,
+            store.references.open_job("put") as job,
+        ):
+            again = put_tree(store, job, folder, parent=parent, parent_seen=tree.seen, threads=pool)
+            assert pool._next == 0
+            (folder / "sizes/59").write_bytes(b"much" * 10_000)
+            put_tree(store, job, folder, parent=parent, parent_seen=tree.seen, threads=pool)
+            assert pool._next == 1, "the last range"
+            monkeypatch.setattr(ranges, "LITTLE_FILES", 1)
+            put_tree(store, job, folder, parent=parent, parent_seen=tree.seen, threads=pool)
+            assert pool._next > 3, "every range with a file to read"
+    assert 0 < again.read_files < tree.read_files
+
+
+def test_a_long_range_keeps_no_worker_waiting(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    """Another takes what comes behind it, more than all have at a time."""
+    monkeypatch.setattr(ranges, "RANGE_BYTES", 5_000)
+    with put_by(monkeypatch, tmp_path / "store", folder, FirstWaits) as (_, _, pool):
+        assert pool._next > 2 * pool.ahead, "there was work behind"
 
 
 def test_a_disk_that_is_full_ends_a_put_without_a_commit(
@@ -275,7 +331,7 @@ def test_a_command_whose_workers_are_all_killed_commits_nothing(
         stderr=subprocess.PIPE,
     )
     children = Path(f"/proc/{put.pid}/task/{put.pid}/children")
-    until(lambda: len(children.read_text().split()) >= 2, "two workers")
+    until(lambda: len(children.read_text().split()) >= 3, "the walk and two workers")
     pids = [int(word) for word in children.read_text().split()]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,8 @@ import pytest
 from holdfast.errors import DiskFull
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import BLOCK_BYTES, SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated_files import BLOCK_BYTES
 from holdfast.store.gc.connections import DatabaseConnection
 from holdfast.store.gc.database import Database
 from holdfast.store.gc.reserve import MARGIN_BYTES, SUFFIX, DatabaseReserve, ReservePoint

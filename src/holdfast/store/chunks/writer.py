@@ -51,12 +51,8 @@ def cut(stream: Iterable[Buffer], chunking: Chunking) -> Iterator[memoryview]:
 
     A chunk is a view of a buffer that is not changed any more, but may be as large as a window.
     """
-    from pyfastcdc import FastCDC  # needed by those who store, not by all who open a store
-
     window_bytes = WINDOW_CHUNKS * chunking.max_bytes
-    cutter = FastCDC(
-        chunking.average_bytes, min_size=chunking.min_bytes, max_size=chunking.max_bytes
-    )
+    cutter: FastCDC | None = None
     rest = memoryview(b"")
     pieces: list[memoryview] = []
     held_bytes = 0
@@ -71,11 +67,22 @@ def cut(stream: Iterable[Buffer], chunking: Chunking) -> Iterator[memoryview]:
                 # What is left of a window is carried into the next: its last cut is not final
                 # until more bytes are known, and the same stream must be cut alike however it
                 # arrives.
+                cutter = cutter or _cutter(chunking)
                 rest = yield from _cut_behind(cutter, rest, _joined(pieces), chunking.max_bytes)
                 pieces, held_bytes = [], rest.nbytes
-    rest = yield from _cut_behind(cutter, rest, _joined(pieces), chunking.max_bytes)
+    last = _joined(pieces)
+    if rest.nbytes + last.nbytes > chunking.min_bytes:
+        rest = yield from _cut_behind(cutter or _cutter(chunking), rest, last, chunking.max_bytes)
+    else:
+        rest = _joined([rest, last])  # so little is one chunk, and need not be looked at
     if rest.nbytes:
         yield rest
+
+
+def _cutter(chunking: Chunking) -> FastCDC:
+    from pyfastcdc import FastCDC  # needed by those who store, not by all who open a store
+
+    return FastCDC(chunking.average_bytes, min_size=chunking.min_bytes, max_size=chunking.max_bytes)
 
 
 def unchanging(buffer: Buffer) -> memoryview:
@@ -123,6 +130,8 @@ def _joined(pieces: list[memoryview]) -> memoryview:
     return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
 
+# Chunks that are worth a batch of their own, where another thread is free to store them.
+DIVIDED_CHUNKS_MIN = 8
 # Hashes that a writer remembers to have stored, so as not to ask the database again.
 RECENT_HASHES_MAX = 65_536
 
@@ -252,7 +261,7 @@ class ChunkWriter:
     def barrier(self) -> None:
         """Return once everything put so far is durable and marked."""
         with self._changed:
-            self._submit()
+            self._submit_divided()
             self._changed.wait_for(lambda: self._failure or not self._batches_in_flight)
             self._check()
             assert not self._stored, "BUG: a chunk waits for a child that nobody stores"
@@ -316,6 +325,16 @@ class ChunkWriter:
             # The queue of the pool is not bounded by itself. `_wait_for_room` bounds it, by the
             # plain bytes of everything that was put and is not stored.
             self._threads.submit(self._work, batch)
+
+    def _submit_divided(self) -> None:
+        """Hand the open batch to all threads: whoever waits for it puts nothing beside it."""
+        chunks, threads = self._open.chunks, self._settings.writer_threads
+        if len(chunks) < threads * DIVIDED_CHUNKS_MIN:
+            threads = 1
+        for number in range(threads):
+            part = chunks[number::threads]
+            self._open = _ChunkBatch(part, sum([chunk.data.nbytes for chunk in part]))
+            self._submit()
 
     def _check(self) -> None:
         """Raise what ended this writer, or that the lease is lost.

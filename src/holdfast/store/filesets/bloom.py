@@ -10,6 +10,7 @@ BITS_PER_PATH = 10
 PROBES = 7
 _HALF = 32
 _LOW = (1 << _HALF) - 1
+_ONE = ord("1")
 
 
 def path_hash(path: str) -> int:
@@ -19,14 +20,16 @@ def path_hash(path: str) -> int:
 
 def build(hashes: Sequence[int]) -> bytes:
     """Return the filter of some paths, given by their hashes."""
-    bits = bytearray((len(hashes) * BITS_PER_PATH + 7) // 8)
-    size_bits = len(bits) * 8
+    size_bytes = (len(hashes) * BITS_PER_PATH + 7) // 8
+    size_bits = size_bytes * 8
+    # The highest bit first, as digits: setting one is a single step, and all become bytes at once.
+    digits = bytearray(b"0") * size_bits
+    highest = size_bits - 1
     for value in hashes:
         first, step = value & _LOW, value >> _HALF | 1
         for probe in range(first, first + step * PROBES, step):
-            bit = probe % size_bits
-            bits[bit >> 3] |= 1 << (bit & 7)
-    return bytes(bits)
+            digits[highest - probe % size_bits] = _ONE
+    return int(digits or b"0", 2).to_bytes(size_bytes, "little")
 
 
 def may_hold(bloom: bytes, path: str) -> bool:

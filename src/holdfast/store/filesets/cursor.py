@@ -32,10 +32,14 @@ class LostRange(NamedTuple):
 
 
 class IndexLeaf(NamedTuple):
-    """A chunk of 'i' entries, and the 'r' entry that stands for it."""
+    """A chunk of 'i' entries, and the 'r' entry that stands for it.
+
+    `is_plain`: all entries are plain ones (`entry.is_plain`).
+    """
 
     span: pb.Index
     node: IndexNode
+    is_plain: bool
 
 
 class IndexNodes:
@@ -159,7 +163,8 @@ class IndexCursor:
             node, at = self._stack[-1]
             end = len(node.paths) if self._hi is None else bisect_left(node.paths, self._hi)
             above, behind = self._stack[-2]
-            yield IndexLeaf(above.indexes[behind - 1], node), at, end
+            span = above.indexes[behind - 1]
+            yield IndexLeaf(span, node, span.range.plain), at, end
             self._stack[-1] = (node, len(node.paths))
             self._settle()
 

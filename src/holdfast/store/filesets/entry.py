@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from zlib import adler32
 
 from google.protobuf.message import DecodeError
@@ -153,8 +153,11 @@ def is_plain_index(index: pb.Index) -> bool:
 
 def file_entry(index: pb.Index, *, plain: bool, data: bytes = b"") -> IndexEntry:
     """Return the 'i' entry for what a layer does to a path; `data` is it, if that is known."""
-    path = index.path
-    children = dict.fromkeys([ref.chunk.hash for ref in index.data_op.data_ref])
+    path, refs = index.path, index.data_op.data_ref
+    # Most files lie in one chunk, or are empty.
+    children = [ref.chunk.hash for ref in refs]
+    if len(children) > 1:
+        children = list(dict.fromkeys(children))
     return IndexEntry(
         path=path,
         last_path=path,
@@ -162,7 +165,7 @@ def file_entry(index: pb.Index, *, plain: bool, data: bytes = b"") -> IndexEntry
         files=1 if index.present else 0,
         entries=1,
         size_bytes=index.size_bytes,
-        children=[ChunkHash(child) for child in children],
+        children=cast("list[ChunkHash]", children),
         plain=plain,
     )
 

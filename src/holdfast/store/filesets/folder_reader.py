@@ -1,24 +1,19 @@
-"""Reads a folder for the store: sorted by path, small files by several threads, ahead of time.
-
-Nothing odd in a folder stops the rest of it from being stored: what cannot be stored, or read, is
-left out, and the report says how much of it there was, and names the first of it.
-"""
+"""Reads a folder for the store: sorted by path, small files by several threads, ahead of time."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.errors import BadInput, StoreError
-from holdfast.seam.folders import GONE, Folder, FolderEntry, OpenedFile
+from holdfast.errors import BadInput
+from holdfast.seam.folders import Folder, FolderEntry, OpenedFile
 from holdfast.seam.owners import group_name, user_name
 from holdfast.store.chunks.writer import NewChunks
+from holdfast.store.filesets.folder_walk import FolderReport, FolderWalk, ForkedWalk, LeftOut
 from holdfast.store.filesets.info import Metadata, Xattrs
-from holdfast.store.filesets.paths import is_target, leads_out, path_trouble
-from holdfast.store.filesets.selection import CACHE_SIGNATURE, CACHE_TAG, Selection
+from holdfast.store.filesets.paths import is_target, leads_out
 from holdfast.store.objects.objects import DataRef
 
 if TYPE_CHECKING:
@@ -31,74 +26,6 @@ GROUP_ENTRIES = 1024
 GROUP_BYTES = 2 * 1024 * 1024
 # Groups that are read ahead of what was taken.
 GROUPS_AHEAD = 8
-# Paths that a report names; it counts all.
-REPORTED_PATHS_MAX = 100
-
-# Why something is not in the commit. Those of `MISSED` are files that should be.
-SkipReason = Literal[
-    "excluded", "socket", "pipe", "device", "outside_link", "vanished", "name", "unreadable"
-]
-MISSED: tuple[SkipReason, ...] = ("name", "unreadable")
-
-
-class ReportedPath(NamedTuple):
-    """One path of a report: what became of it, and why."""
-
-    path: str
-    what: str
-    why: str
-
-
-class FolderReport:
-    """What of a folder was not stored as it stands. Several threads may report to it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._left_out: Counter[SkipReason] = Counter()
-        self.changed_files = 0
-        self.large_xattrs = 0
-        self.first: list[ReportedPath] = []
-
-    @property
-    def left_out(self) -> dict[SkipReason, int]:
-        """How many names were left out, by reason."""
-        with self._lock:
-            return dict(sorted(self._left_out.items()))
-
-    @property
-    def missed(self) -> int:
-        """How many files should have been stored, and could not be."""
-        return sum(count for reason, count in self.left_out.items() if reason in MISSED)
-
-    def leave_out(self, path: str, reason: SkipReason, why: str = "") -> None:
-        """Note what is not stored."""
-        with self._lock:
-            self._left_out[reason] += 1
-            if reason != "excluded":
-                self._name(ReportedPath(path, reason, why))
-
-    def has_changed(self, path: str) -> None:
-        """Note a file that was written to while it was read."""
-        with self._lock:
-            self.changed_files += 1
-            self._name(ReportedPath(path, "changed", "it was written to while it was read"))
-
-    def has_large_xattrs(self, path: str) -> None:
-        """Note a file or folder whose extended attributes are too large to be kept."""
-        with self._lock:
-            self.large_xattrs += 1
-            self._name(ReportedPath(path, "without its xattrs", "they are too large"))
-
-    def failed(self, path: str, error: OSError) -> None:
-        """Note what went, or cannot be read."""
-        if error.errno in GONE:
-            self.leave_out(path, "vanished")
-        else:
-            self.leave_out(path, "unreadable", error.strerror or str(error))
-
-    def _name(self, reported: ReportedPath) -> None:
-        if len(self.first) < REPORTED_PATHS_MAX:
-            self.first.append(reported)
 
 
 def metadata_of(entry: FolderEntry, xattrs: Xattrs) -> Metadata:
@@ -162,18 +89,17 @@ class FolderReader:
 
     def __init__(
         self,
-        path: PurePath | str,
+        walk: FolderWalk | ForkedWalk,
         *,
         small_bytes: int,
         skip: Callable[[FolderEntry], bool] = lambda entry: False,
-        selection: Selection | None = None,
         threads: int = READ_THREADS,
     ) -> None:
-        self._path = path
+        self._walk = walk
+        self._path = walk.path
         self._small_bytes = small_bytes
         self._skip = skip
-        self._outside_links = selection.outside_links if selection is not None else "keep"
-        self._selection = selection if selection is not None and selection.chooses else None
+        self._outside_links = walk.outside_links
         self._threads = threads
         self._own = threading.local()
         self._folders: list[Folder] = []
@@ -239,7 +165,10 @@ class FolderReader:
 
     def found(self) -> Iterator[FoundFile]:
         """Yield what is to be stored, nothing read, and say what of it need not be."""
-        for entry in self._walk():
+        for entry in self._walk.items():
+            if isinstance(entry, LeftOut):
+                self.report.leave_out(*entry)
+                continue
             is_again = entry.links > 1 and entry.kind == "file" and self._is_again(entry)
             # A file that looks as it did is not opened. A link is read all the same where links
             # that lead out are refused: its target is what matters, and looks say nothing about
@@ -265,46 +194,6 @@ class FolderReader:
         if found.is_skipped or found.is_again:
             return False
         return entry.kind != "file" or entry.size_bytes <= self._small_bytes
-
-    def _walk(self) -> Iterator[FolderEntry]:
-        """Yield what is to be stored and can be."""
-        report, selection = self.report, self._selection
-        try:
-            for entry in self._folder().walk(self._enters, report.failed):
-                if selection is not None and not selection.wants(entry):
-                    report.leave_out(entry.path, "excluded")
-                elif entry.kind in ("socket", "pipe", "device"):
-                    report.leave_out(entry.path, entry.kind)
-                elif (trouble := path_trouble(entry.path)) is not None:
-                    report.leave_out(entry.path, "name", trouble)
-                else:
-                    yield entry
-        except OSError as error:
-            raise StoreError(
-                f"the folder cannot be read: {error.strerror or error}",
-                hint="Make it readable; nothing was committed.",
-                path=str(self._path),
-            ) from error
-
-    def _enters(self, folder: FolderEntry) -> bool:
-        """Say whether to look into a folder: not if it is excluded, a cache, or has a bad name."""
-        # Names that could not be stored are not looked into: everything below would have to be
-        # left out, too.
-        if path_trouble(folder.path) is not None:
-            return False
-        selection = self._selection
-        if selection is None:
-            return True
-        return selection.enters(folder) and not (
-            selection.exclude_caches and self._is_cache(folder.path)
-        )
-
-    def _is_cache(self, folder: str) -> bool:
-        try:
-            with self._folder().open_file(folder + CACHE_TAG) as tag:
-                return next(tag.blocks(), b"").startswith(CACHE_SIGNATURE)
-        except OSError:
-            return False
 
     def _read_group(self, group: list[FoundFile]) -> list[FoundFile]:
         """Read the small files of a group; runs in a thread. The order stays."""

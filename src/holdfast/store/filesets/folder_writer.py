@@ -24,11 +24,11 @@ from holdfast.store.filesets.fileset import FileSet
 from holdfast.store.filesets.folder_reader import (
     READ_THREADS,
     FolderReader,
-    FolderReport,
     FoundFile,
     ReadFile,
     metadata_of,
 )
+from holdfast.store.filesets.folder_walk import FolderReport, FolderWalk, ForkedWalk
 from holdfast.store.filesets.info import XATTRS_BYTES_MAX, Metadata, Xattrs
 from holdfast.store.filesets.layer import Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder
@@ -79,7 +79,7 @@ class _Counts:
 def put_tree(
     store: Store,
     job: Job,
-    folder: PurePath | str,
+    folder: PurePath | str | ForkedWalk,
     *,
     parent: FileSet | None = None,
     parent_seen: Sequence[DataRef] = (),
@@ -89,27 +89,23 @@ def put_tree(
 ) -> StoredTree:
     """Store a folder. `parent` is a pinned file set, kept open until the new commit is made.
 
-    Files are read by so many threads; or read and stored by workers, each with a `RangeStorer`.
+    Files are read by so many threads; or read and stored by workers, each with a `RangeStorer`. For
+    a folder may stand a walk over it that was begun, with a selection of its own.
     `progress` is called, in this thread, with how many files were met and how
     many bytes were read.
     """
     with store.chunks.writer(job) as writer:
         before = PreviousTree(parent, parent_seen)
         chunking, skip = store.chunks.chunking, before.looks_same
+        walk = folder if isinstance(folder, ForkedWalk) else FolderWalk(folder, selection)
         reader: FolderReader
         if isinstance(threads, int):
             reader = FolderReader(
-                folder,
-                small_bytes=chunking.small_file_bytes,
-                skip=skip,
-                selection=selection,
-                threads=threads,
+                walk, small_bytes=chunking.small_file_bytes, skip=skip, threads=threads
             )
         else:
-            threads.begin(told(store, job, folder))
-            reader = RangeReader(
-                folder, chunking=chunking, pool=threads, skip=skip, selection=selection
-            )
+            threads.begin(told(store, job, walk.path))
+            reader = RangeReader(walk, chunking=chunking, pool=threads, skip=skip)
         return _Tree(store, writer, reader, before).store(progress)
 
 
@@ -132,7 +128,7 @@ def plan_tree(
 ) -> TreePlan:
     """Look at a folder as `put_tree` does, and read no file; nothing is stored."""
     before = PreviousTree(parent, parent_seen)
-    reader = FolderReader(folder, small_bytes=0, skip=before.looks_same, selection=selection)
+    reader = FolderReader(FolderWalk(folder, selection), small_bytes=0, skip=before.looks_same)
     files = size_bytes = read_files = read_bytes = 0
     for found in reader.found():
         if found.entry.kind == "file":
@@ -195,6 +191,7 @@ class _Tree:
         before = self._before.find(entry) if found.is_skipped else None
         if before is not None and before.message.metadata.HasField("uid"):
             self._unchanged.add(before)
+            self._seen.keep(self._before.seen(entry))
         else:
             self._unchanged.flush()
             target = found.link_target
@@ -204,7 +201,7 @@ class _Tree:
                     return
             metadata = self._metadata(found, found.xattrs)._replace(link_target=target)
             self._builder.add(entry.path, algebra.append(b"", (), metadata.to_message()))
-        self._seen.add(entry)
+            self._seen.add(entry)
         self._counts.files += entry.kind == "link"
 
     def _add_file(self, found: FoundFile) -> None:
@@ -214,7 +211,7 @@ class _Tree:
         lost = self._before.lost_chunk(before.message) if before is not None else None
         if before is not None and lost is None:
             self._take_over(found, before)
-            self._seen.add(entry)
+            self._seen.keep(self._before.seen(entry))
         else:
             self._unchanged.flush()
             # From cheap to dear: taken over by reference, named again, read.

@@ -83,10 +83,14 @@ class CutRule:
         self.min_bytes = min(INDEX_MIN_BYTES, self.max_bytes // 8)
         self._divisor = max(2, min(CUT_DIVISOR, self.max_bytes // 4096))
 
-    def cuts(self, level: int, path: str) -> bool:
-        """Whether a chunk that is large enough ends behind an entry with this path."""
-        digest = bloom.path_hash(path) if level == 1 else xxh3_64_intdigest(path.encode(), level)
+    def cuts(self, digest: int) -> bool:
+        """Whether a chunk that is large enough ends behind an entry whose path has this hash."""
         return digest % self._divisor == 0
+
+
+def _digest(level: int, path: str) -> int:
+    """Return the hash of a path that decides about cuts of a level."""
+    return bloom.path_hash(path) if level == 1 else xxh3_64_intdigest(path.encode(), level)
 
 
 class _PendingLevel:
@@ -123,7 +127,7 @@ class IndexWriter:
             index.range.level == 1
             and not self._levels[0].entries
             and index.data_op.data_ref[0].size_bytes >= self._rule.min_bytes
-            and self._rule.cuts(1, index.range.last_path)
+            and self._rule.cuts(_digest(1, index.range.last_path))
         )
 
     def take_over(self, index: pb.Index) -> None:
@@ -164,10 +168,10 @@ class IndexWriter:
         waiting.last = index
         waiting.entries.append(entry)
         waiting.size_bytes += len(entry.data)
-        if level == 1:
-            waiting.hashes.append(bloom.path_hash(entry.path))
+        digest = _digest(level, entry.path)
+        waiting.hashes.append(digest)
         may_end = waiting.size_bytes >= self._rule.min_bytes and len(waiting.entries) >= least
-        if may_end and self._rule.cuts(level, entry.path):
+        if may_end and self._rule.cuts(digest):
             self._cut(level)
 
     def _cut(self, level: int) -> None:
@@ -245,7 +249,11 @@ class LayerBuilder:
         """
         if self._collisions:
             self._collisions.check(index.path)
-        self._wait(index.path, file_entry(index, plain=True, data=data))
+        entry = file_entry(index, plain=True, data=data)
+        if self._waiting:
+            self._wait(entry.path, entry)
+        else:
+            self._index.add(entry)
 
     def would_take_over(self, index: pb.Index) -> bool:
         """Whether a range that comes next can be taken as it is, and makes the same index."""

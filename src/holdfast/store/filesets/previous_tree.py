@@ -36,6 +36,9 @@ from holdfast.store.objects.objects import ChunkHash, DataRef
 
 RACY_NS = 1_000_000_000
 
+# The numbers of a path and of a look.
+SeenRow = tuple[int, int]
+
 _ROW = struct.Struct("<QQ")
 _LOOK = struct.Struct("<QqqQ")
 
@@ -66,13 +69,18 @@ class SeenFiles:
         """Whether a file looks as it did when it was stored."""
         return self._looks.get(path_number(entry.path)) == look_number(entry)
 
+    def row(self, entry: FolderEntry) -> SeenRow:
+        """Return the row of a file that is the same."""
+        number = path_number(entry.path)
+        return number, self._looks[number]
+
 
 class SeenWriter:
     """Collects the table while files are stored: 16 bytes for each."""
 
     def __init__(self, began_ns: int) -> None:
         self._began_ns = began_ns
-        self._rows: list[tuple[int, int]] = []
+        self._rows: list[SeenRow] = []
 
     def add(self, entry: FolderEntry) -> None:
         """Note a file as it looked before it was read."""
@@ -80,6 +88,10 @@ class SeenWriter:
         # of the filesystem's clock, and look the same. git calls such files racy.
         if self._began_ns - max(entry.mtime_ns, entry.ctime_ns) > RACY_NS:
             self._rows.append((path_number(entry.path), look_number(entry)))
+
+    def keep(self, row: SeenRow) -> None:
+        """Note a file that looks as another table says, in which it was not too young."""
+        self._rows.append(row)
 
     def data(self) -> Iterator[bytes]:
         """Yield the bytes of the table."""
@@ -126,6 +138,10 @@ class PreviousTree:
         """Whether a file looks as when the parent was made."""
         return self._table.is_same(entry)
 
+    def seen(self, entry: FolderEntry) -> SeenRow:
+        """Return what the parent's table says of a file that looks the same."""
+        return self._table.row(entry)
+
     def find(self, entry: FolderEntry) -> PreviousFile | None:
         """Return what the parent holds of a file that looks the same; asked in order of paths."""
         # A merge of two sorted walks: the folder's and the parent's. Neither is held in memory.
@@ -134,7 +150,7 @@ class PreviousTree:
         found = self._next
         if found is None or found.path != entry.path or not _is_same(found.message, entry):
             return None
-        if is_plain_index(found.message):
+        if (found.leaf is not None and found.leaf.is_plain) or is_plain_index(found.message):
             return found
         change = algebra.over_nothing(change_of(found.message, entry.path))
         return PreviousFile(entry.path, index_of(entry.path, change)) if change else None

@@ -34,7 +34,7 @@ from holdfast.store.store import Store
 
 if TYPE_CHECKING:
     from holdfast.store.chunks.settings import Chunking
-    from holdfast.store.filesets.selection import Selection
+    from holdfast.store.filesets.folder_walk import FolderWalk, ForkedWalk
     from holdfast.store.gc.leases import Job
 
 # What one worker takes at a time; and where a range ends though a pack does not.
@@ -42,9 +42,16 @@ RANGE_BYTES = 16 * 1024 * 1024
 RANGE_BYTES_MAX = 256 * 1024 * 1024
 RANGE_ENTRIES = 4096
 RANGE_ENTRIES_MAX = 65_536
-# Plain bytes that each of a worker's two writers holds: one batch that is stored, and the next.
-# With more, large files take memory that is new each time, and new memory is cleared first.
-IN_FLIGHT_BYTES = 32 * 1024 * 1024
+# So many files are worth beginning with a worker, as is one range's worth of bytes.
+LITTLE_FILES = 512
+# Ranges that are planned behind the one that is waited for, for each that the workers take at once:
+# they are not equally long, and a worker that is done with its own takes another.
+RANGES_AHEAD = 4
+# Threads of each of a worker's two writers: while one waits for the disk, the other compresses.
+STORE_THREADS = 2
+# Plain bytes that each writer holds: the batches that its threads store, and the next. With more,
+# large files take memory that is new each time, and new memory is cleared first.
+IN_FLIGHT_BYTES = 48 * 1024 * 1024
 
 
 class RangeReader(FolderReader):
@@ -56,32 +63,30 @@ class RangeReader(FolderReader):
 
     def __init__(
         self,
-        path: PurePath | str,
+        walk: FolderWalk | ForkedWalk,
         *,
         chunking: Chunking,
         pool: WorkerPool,
         skip: Callable[[FolderEntry], bool],
-        selection: Selection | None,
     ) -> None:
-        super().__init__(
-            path, small_bytes=chunking.small_file_bytes, skip=skip, selection=selection
-        )
+        super().__init__(walk, small_bytes=chunking.small_file_bytes, skip=skip)
         self._chunking = chunking
         self._pool = pool
 
     def files(self) -> Iterator[FoundFile]:
         """Yield everything below that is to be stored, in order."""
         ahead: deque[tuple[list[FoundFile], int | None]] = deque()
-        is_first = True
+        met_files = met_bytes = 0
         try:
             for group, to_read in self._ranges():
-                # Little to do is done here, sooner than anybody else could be told what.
-                is_small = is_first and sum(e.size_bytes for e in to_read) < RANGE_BYTES
-                by_worker = bool(to_read) and not is_small
-                is_first = is_first and not to_read
+                # Little to do is done here, sooner than anybody else could begin with it.
+                met_files += len(to_read)
+                met_bytes += sum(entry.size_bytes for entry in to_read)
+                is_little = met_files < LITTLE_FILES and met_bytes < RANGE_BYTES
+                by_worker = bool(to_read) and not is_little
                 ticket = self._pool.submit([tuple(e) for e in to_read]) if by_worker else None
                 ahead.append((group, ticket))
-                if len(ahead) > self._pool.ahead:
+                if len(ahead) > RANGES_AHEAD * self._pool.ahead:
                     yield from self._done(*ahead.popleft())
             while ahead:
                 yield from self._done(*ahead.popleft())
@@ -170,7 +175,9 @@ class RangeStorer:
 
     def __init__(self, given: tuple[Any, ...]) -> None:
         url, database, job_id, job_name, folder = given
-        settings = replace(StoreSettings(), writer_threads=1, max_in_flight_bytes=IN_FLIGHT_BYTES)
+        settings = replace(
+            StoreSettings(), writer_threads=STORE_THREADS, max_in_flight_bytes=IN_FLIGHT_BYTES
+        )
         self._store = Store.open(url, database=database, settings=settings)
         self._small_bytes = self._store.chunks.chunking.small_file_bytes
         self._folder = Folder(folder)

@@ -22,11 +22,11 @@ from holdfast.store.filesets.algebra import Change, TagChange, Tombstones
 from holdfast.store.filesets.entry import change_of, message_of
 from holdfast.store.filesets.folder_reader import (
     FolderReader,
-    FolderReport,
     FoundFile,
     ReadFile,
     metadata_of,
 )
+from holdfast.store.filesets.folder_walk import FolderReport, FolderWalk
 from holdfast.store.filesets.info import FileInfo, Metadata, tag_of
 from holdfast.store.filesets.layer import TOMBSTONES_MAX, Layer
 from holdfast.store.filesets.layer_builder import Content, LayerBuilder, merge_into
@@ -183,7 +183,7 @@ class FileSetWriter:
         A whole file set is stored faster by the function `put_tree`.
         """
         below = check_folder(into)
-        reader = FolderReader(folder, small_bytes=self._small_bytes, selection=selection)
+        reader = FolderReader(FolderWalk(folder, selection), small_bytes=self._small_bytes)
         for found in reader.files():
             entry, path = found.entry, below + found.entry.path
             if entry.kind == "folder":

@@ -18,7 +18,8 @@ from holdfast.seam.names import disk_name, stored_name
 if TYPE_CHECKING:
     from holdfast.seam.workers import TaskHandler, WorkerPool
     from holdfast.store.filesets import FileSet
-    from holdfast.store.filesets.selection import OutsideLinks
+    from holdfast.store.filesets.folder_walk import ForkedWalk
+    from holdfast.store.filesets.selection import OutsideLinks, Selection
     from holdfast.store.gc.leases import Job
     from holdfast.store.store import Store
 
@@ -62,6 +63,23 @@ def put_record(folder: Path) -> bytes:
     """Return what a commit keeps of where it came from: the machine, and the folder."""
     told = {"host": socket.gethostname(), "folder": stored_name(str(folder.resolve()))}
     return json.dumps(told, sort_keys=True).encode()
+
+
+@contextlib.contextmanager
+def forked_walk(chosen: Target, folder: Path, selection: Selection) -> Iterator[ForkedWalk | None]:
+    """Give a walk that a process has begun; None: the folder is to be walked in this one.
+
+    For a command that has loaded nothing but this: what else it needs is loaded meanwhile. Workers
+    that are forked later have to end before it: each holds an end of its pipe.
+    """
+    from holdfast.store.filesets.folder_walk import ForkedWalk
+
+    walk = ForkedWalk.begin(folder, selection) if "://" not in chosen.named else None
+    if walk is None:
+        yield None
+        return
+    with walk:
+        yield walk
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from holdfast.operate.cli.base.work import CountedReader, CountedWriter, progres
 from holdfast.operate.cli.files.commits import (
     INCOMPLETE_EXIT_CODE,
     STORED_PATH,
+    forked_walk,
     forked_workers,
     opened_commit,
     opened_job,
@@ -45,7 +46,7 @@ from holdfast.seam.names import stored_name
 
 if TYPE_CHECKING:
     from holdfast.store.filesets import Commit, FileSetWriter
-    from holdfast.store.filesets.folder_reader import FolderReport
+    from holdfast.store.filesets.folder_walk import FolderReport, ForkedWalk
     from holdfast.store.filesets.restore import Restoring
     from holdfast.store.filesets.selection import OutsideLinks, Selection
     from holdfast.store.store import Store
@@ -351,7 +352,8 @@ def put_command(chosen: Target, as_json: bool, words: Sequence[str], **options: 
     if asked.dry_run:
         return _plan_put(chosen, asked, as_json)
     if is_folder and not asked.into:
-        made, report, fields = _put_folder(chosen, asked)
+        with forked_walk(chosen, asked.source, asked.selection) as walk:
+            made, report, fields = _put_folder(chosen, asked, walk)
     else:
         with chosen.open_store() as store:
             made, report, fields = _put_beside(store, asked)
@@ -445,7 +447,9 @@ def _tell_report(report: FolderReport) -> None:
         click.echo(f"  {one.what.replace('_', ' ')}: {shown_path(one.path)}{why}", err=True)
 
 
-def _put_folder(chosen: Target, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
+def _put_folder(
+    chosen: Target, asked: _Put, walk: ForkedWalk | None
+) -> tuple[Commit, FolderReport, dict[str, object]]:
     """Store a folder as all that the commit holds; files that look unchanged are not read."""
     from holdfast.store.filesets import Commits, put_tree
     from holdfast.store.filesets.commits import PUT_SINK
@@ -466,7 +470,7 @@ def _put_folder(chosen: Target, asked: _Put) -> tuple[Commit, FolderReport, dict
             tree = put_tree(
                 store,
                 job,
-                asked.source,
+                walk or asked.source,
                 parent=files,
                 parent_seen=seen,
                 selection=asked.selection,
@@ -494,7 +498,7 @@ def _put_folder(chosen: Target, asked: _Put) -> tuple[Commit, FolderReport, dict
 
 def _put_beside(store: Store, asked: _Put) -> tuple[Commit, FolderReport, dict[str, object]]:
     """Store a file or a folder as a layer on top of what the parent holds."""
-    from holdfast.store.filesets.folder_reader import FolderReport
+    from holdfast.store.filesets.folder_walk import FolderReport
 
     reports = [FolderReport()]
 
