@@ -25,7 +25,8 @@ from holdfast.seam.disk import (
     write_file,
 )
 from holdfast.seam.faulty import FaultyDisk
-from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
+from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated_files import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -90,6 +91,43 @@ def test_blocks_may_be_taken_before_they_are_written(place: Place) -> None:
     else:
         assert place.disk.read(path) == b"", "nothing has changed"
     place.disk.close(handle)
+
+
+def test_a_file_is_written_over_from_a_place_on_and_grows_behind_its_end(place: Place) -> None:
+    path = place.write("file", b"0123456789")
+    handle = place.disk.reuse(path, "test", 2)
+    assert place.disk.written_through(handle) == 2
+    write_all(place.disk, handle, [b"ab", b"c"], "test")
+    assert place.disk.written_through(handle) == 5
+    write_all(place.disk, handle, [b"d"], "test")
+    assert place.disk.read(path) == b"01abcd6789"
+    write_all(place.disk, handle, [b"efghijk"], "test")
+    place.disk.truncate(handle, 8, "test")
+    write_all(place.disk, handle, [b"!"], "test")
+    place.disk.sync(handle, "test")
+    place.disk.close(handle)
+    assert place.disk.read(path) == b"01abcdef!"
+
+
+def test_a_file_that_is_opened_again_is_written_at_its_end(place: Place) -> None:
+    path = place.write("file", b"0123")
+    handle = place.disk.reopen(path, "test")
+    assert place.disk.written_through(handle) == 4
+    write_all(place.disk, handle, [b"45"], "test")
+    assert place.disk.written_through(handle) == 6
+    place.disk.close(handle)
+    assert place.disk.read(path) == b"012345"
+
+
+def test_a_file_has_as_many_links_as_names(place: Place) -> None:
+    path = place.write("file")
+    assert place.disk.link_count(path) == 1
+    place.disk.link(path, place.root / "other", "test")
+    assert place.disk.link_count(path) == 2
+    place.disk.unlink(path, "test")
+    assert place.disk.link_count(place.root / "other") == 1
+    with pytest.raises(FileNotFoundError):
+        place.disk.link_count(path)
 
 
 def test_creating_a_file_that_exists_fails_and_leaves_it_alone(place: Place) -> None:

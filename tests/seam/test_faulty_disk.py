@@ -13,7 +13,8 @@ import pytest
 
 from holdfast.seam.disk import Disk, Handle, RealDisk, write_all
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import BLOCK_BYTES, SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated_files import BLOCK_BYTES
 
 FILE = PurePath("/file")
 KILLS = [FaultKind.KILL_BEFORE, FaultKind.KILL_MIDWAY, FaultKind.KILL_AFTER]

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.seam.disk import Handle, LockHeld, write_all, write_file
-from holdfast.seam.simulated import BLOCK_BYTES, SECTOR_BYTES, SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated import SimulatedCrash, SimulatedDisk
+from holdfast.seam.simulated_files import BLOCK_BYTES, SECTOR_BYTES
 
 ROOT = PurePath("/")
 DIR = PurePath("/dir")
@@ -160,6 +161,19 @@ def test_a_random_power_cut_keeps_some_sectors_in_no_order(disk: SimulatedDisk) 
         ]
         assert set(kinds[1:]) <= {b"d" * SECTOR_BYTES, bytes(SECTOR_BYTES)}
     assert any(bytes(SECTOR_BYTES) in image for image in images), "holes are zeros"
+
+
+def test_a_random_power_cut_leaves_a_mix_of_what_was_written_over_and_what_was_there(
+    disk: SimulatedDisk,
+) -> None:
+    durable(disk, b"o" * 4 * SECTOR_BYTES)
+    handle = disk.reuse(FILE, "test", SECTOR_BYTES)
+    write_all(disk, handle, [b"n" * 2 * SECTOR_BYTES], "test")
+    images = {disk.snapshot().power_loss(random.Random(n)).read(FILE) for n in range(20)}
+    sectors = {tuple(image[::SECTOR_BYTES].decode()) for image in images}
+    assert sectors == {tuple("oooo"), tuple("onoo"), tuple("oono"), tuple("onno")}
+    disk.sync(handle, "test")
+    assert disk.power_loss().read(FILE)[::SECTOR_BYTES] == b"onno"
 
 
 def test_a_random_power_cut_is_repeated_by_its_seed(disk: SimulatedDisk) -> None:

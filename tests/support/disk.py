@@ -10,7 +10,8 @@ from tests.patience import PATIENCE_S
 
 from holdfast.seam.disk import Handle
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
+from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated_files import BLOCK_BYTES
 
 
 class AllocatingDisk(SimulatedDisk):

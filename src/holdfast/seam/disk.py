@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
 
 from holdfast.errors import DiskFull, StorageFailed, Stored
+from holdfast.seam.usage import used_bytes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -119,8 +119,14 @@ class Disk(ReadableDisk, Protocol):
     def reopen(self, path: PurePath, at: str) -> Handle:
         """Open a file that exists for appending."""
 
+    def reuse(self, path: PurePath, at: str, offset_bytes: int = 0) -> Handle:
+        """Open a file that exists to write over what it holds, from a place on, and behind it."""
+
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
-        """Append some of the buffers' bytes and return how many; it may be fewer than given."""
+        """Append some of the buffers' bytes, or write them over what comes next; return how many.
+
+        It may be fewer than given.
+        """
 
     def allocate(self, handle: Handle, size_bytes: int, at: str) -> bool:
         """Take the blocks of a new file before its bytes are written; until then they are zeros.
@@ -142,7 +148,10 @@ class Disk(ReadableDisk, Protocol):
         """
 
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
-        """Cut an open file back to `size_bytes`."""
+        """Cut an open file back to `size_bytes`; the next write goes there."""
+
+    def written_through(self, handle: Handle) -> int:
+        """Return where the last write to an open file ended; before any, where it goes."""
 
     def open_size_bytes(self, handle: Handle) -> int:
         """Return the size of an open file, whoever wrote it."""
@@ -179,6 +188,9 @@ class Disk(ReadableDisk, Protocol):
 
         As `file_bytes` of each, at half the price: a data node asks this of 100,000 folders.
         """
+
+    def link_count(self, path: PurePath) -> int:
+        """Return how many names a file has."""
 
     def list(self, path: PurePath) -> list[DirEntry]:
         """Return the names in a directory, sorted; a missing directory is an error."""
@@ -285,8 +297,8 @@ def write_behind(disk: Disk, handle: Handle, end: int, buffers: Sequence[Buffer]
     What is read back by its place would be lost if others had moved it.
     """
     end += write_all(disk, handle, buffers, at)
-    if (size_bytes := disk.open_size_bytes(handle)) != end:
-        raise WrittenByOthers(size_bytes - end)
+    if (through := disk.written_through(handle)) != end:
+        raise WrittenByOthers(through - end)
     return end
 
 
@@ -336,8 +348,8 @@ def remove_tree(disk: Disk, path: PurePath, at: str) -> None:
     disk.remove_dir(path, at)
 
 
-def _open_to_append(path: PurePath, flags: int) -> Handle:
-    flags |= os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+def _open_to_write(path: PurePath, flags: int) -> Handle:
+    flags |= os.O_WRONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     fd = os.open(path, flags, 0o640)
     _held.add(fd)
     return Handle(fd)
@@ -352,28 +364,24 @@ def _read_at(handle: Handle, offset_bytes: int, size_bytes: int) -> bytes:
     return os.read(handle, size_bytes)
 
 
-def _used_bytes(path: str) -> int:
-    """Return what a file or a folder occupies; on texts, because there may be 100,000 segments."""
-    info = os.lstat(path)
-    # st_blocks counts 512-byte units whatever the filesystem's block size; Windows has none.
-    used = info.st_blocks * 512 if hasattr(info, "st_blocks") else info.st_size
-    if stat.S_ISDIR(info.st_mode):
-        for name in os.listdir(path):
-            with contextlib.suppress(FileNotFoundError):  # it went while we looked
-                used += _used_bytes(f"{path}{os.sep}{name}")
-    return used
-
-
 class RealDisk:
     """The machine's own disk. Linux is the reference; what differs elsewhere is said here."""
 
     is_shared = True
 
     def create(self, path: PurePath, at: str) -> Handle:
-        return _open_to_append(path, os.O_CREAT | os.O_EXCL)
+        return _open_to_write(path, os.O_CREAT | os.O_EXCL | os.O_APPEND)
 
     def reopen(self, path: PurePath, at: str) -> Handle:
-        return _open_to_append(path, 0)
+        handle = _open_to_write(path, os.O_APPEND)
+        os.lseek(handle, 0, os.SEEK_END)
+        return handle
+
+    def reuse(self, path: PurePath, at: str, offset_bytes: int = 0) -> Handle:
+        # What was put in its place may name a file of somebody else.
+        handle = _open_to_write(path, getattr(os, "O_NOFOLLOW", 0))
+        os.lseek(handle, offset_bytes, os.SEEK_SET)
+        return handle
 
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         if hasattr(os, "writev"):
@@ -424,6 +432,10 @@ class RealDisk:
 
     def truncate(self, handle: Handle, size_bytes: int, at: str) -> None:
         os.ftruncate(handle, size_bytes)
+        os.lseek(handle, size_bytes, os.SEEK_SET)
+
+    def written_through(self, handle: Handle) -> int:
+        return os.lseek(handle, 0, os.SEEK_CUR)
 
     def open_size_bytes(self, handle: Handle) -> int:
         return os.fstat(handle).st_size
@@ -528,8 +540,11 @@ class RealDisk:
     def exists(self, path: PurePath) -> bool:
         return os.path.lexists(path)
 
+    def link_count(self, path: PurePath) -> int:
+        return os.stat(path).st_nlink
+
     def used_bytes(self, path: PurePath) -> int:
-        return _used_bytes(os.fspath(path))
+        return used_bytes(os.fspath(path))
 
     def free_bytes(self, path: PurePath) -> int:
         if sys.platform == "win32":

@@ -141,6 +141,12 @@ class FaultyDisk:
         self._leave(kind)
         return handle
 
+    def reuse(self, path: PurePath, at: str, offset_bytes: int = 0) -> Handle:
+        kind = self._enter(at)
+        handle = self._inner.reuse(path, at, offset_bytes)
+        self._leave(kind)
+        return handle
+
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         # The second half of a short write: POSIX lets a disk that fills up take some bytes, and
         # says so only to whoever writes the rest.
@@ -191,6 +197,9 @@ class FaultyDisk:
         kind = self._enter(at)
         self._inner.truncate(handle, size_bytes, at)
         self._leave(kind)
+
+    def written_through(self, handle: Handle) -> int:
+        return self._inner.written_through(handle)
 
     def open_size_bytes(self, handle: Handle) -> int:
         return self._inner.open_size_bytes(handle)
@@ -256,6 +265,9 @@ class FaultyDisk:
 
     def exists(self, path: PurePath) -> bool:
         return self._inner.exists(path)
+
+    def link_count(self, path: PurePath) -> int:
+        return self._inner.link_count(path)
 
     def used_bytes(self, path: PurePath) -> int:
         return self._inner.used_bytes(path)

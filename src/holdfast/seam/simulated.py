@@ -4,9 +4,10 @@ The model is the pessimistic reading of POSIX. A file's bytes survive only up to
 down; a name (created, renamed, unlinked) survives only once *every* directory it touches was synced
 afterwards. `kill()` is kill -9: the page cache stays, descriptors and locks go. `power_loss()`
 forgets everything unsynced; given randomness it instead keeps some of it, as real disks do: a
-prefix of the unsynced renames, and unsynced bytes sector by sector, in no order. A failed sync
-(`lose_dirty`) marks bytes clean that never arrived, and no later sync brings them back: that is
-what Linux does, and why a descriptor whose sync failed must never be trusted again.
+prefix of the unsynced renames, and unsynced bytes sector by sector, in no order: a part that was
+written over is then a mix of old and new. A failed sync (`lose_dirty`) marks bytes clean that never
+arrived, and no later sync brings them back: that is what Linux does, and why a descriptor whose
+sync failed must never be trusted again.
 
 A block may become unreadable (`spoil`) and a file be cut from outside (`cut`). Whoever reads such a
 block gets EIO. Whoever has it mapped, or maps it, is dead (`SimulatedBusError`): a process that has
@@ -30,21 +31,26 @@ import itertools
 import random
 import threading
 import weakref
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.seam.clock import Clock, RealClock
 from holdfast.seam.disk import PAGE_BYTES, DirEntry, Handle, LockHeld
+from holdfast.seam.simulated_files import (
+    BLOCK_BYTES,
+    NameChange,
+    SimulatedDir,
+    SimulatedFile,
+    blocks_bytes,
+    dirs_below,
+    entry_of,
+    files_below,
+    surviving_names,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-SECTOR_BYTES = 512
-BLOCK_BYTES = 4096
-# A directory needs another block for so many names.
-NAMES_PER_BLOCK = 64
 
 
 class SimulatedCrash(BaseException):
@@ -59,78 +65,6 @@ class _Map(bytearray):
     """The memory of a map: alive as long as anything points into it."""
 
 
-@dataclass(eq=False)
-class _File:
-    """What readers see (`cached`), what the disk has (`durable`), and where the two may differ.
-
-    Ranges are kept and not a flag: a power cut keeps some sectors of what was written since the
-    last sync, and must never touch the others.
-    """
-
-    cached: bytearray = field(default_factory=bytearray)
-    durable: bytearray = field(default_factory=bytearray)
-    dirty: list[tuple[int, int]] = field(default_factory=list)
-    cut: bool = False
-    modified_ns: int = 0
-    # Start and end of what cannot be read.
-    unreadable: list[tuple[int, int]] = field(default_factory=list)
-
-    def check_readable(self, start: int, end: int) -> None:
-        end = min(end, len(self.cached))
-        if any(first < end and start < last for first, last in self.unreadable):
-            raise OSError(errno.EIO, "input/output error")
-
-    def sync(self) -> None:
-        for start, end in self.dirty:
-            missing = end - len(self.durable)
-            if missing > 0:
-                self.durable.extend(bytes(missing))
-            self.durable[start:end] = self.cached[start:end]
-        self.dirty.clear()
-        if self.cut:
-            del self.durable[len(self.cached) :]
-            self.cut = False
-
-    def surviving(self, randomness: random.Random | None) -> bytearray:
-        image = bytearray(self.durable)
-        if randomness is None:
-            return image
-        for start, end in self.dirty:
-            for sector in range(start - start % SECTOR_BYTES, end, SECTOR_BYTES):
-                if randomness.random() < 0.5:  # noqa: PLR2004
-                    low, high = max(start, sector), min(end, sector + SECTOR_BYTES)
-                    image.extend(bytes(max(0, high - len(image))))
-                    image[low:high] = self.cached[low:high]
-        return image
-
-
-@dataclass(eq=False)
-class _Dir:
-    """The same for names. A file is one object in both: its bytes and its names are made durable
-    independently, by `sync` and by `sync_dir`, and a synced file without a durable name is gone.
-    """
-
-    names: dict[str, _File | _Dir] = field(default_factory=dict)
-    durable: dict[str, _File | _Dir] = field(default_factory=dict)
-    # The most names it ever had: its blocks are not given back.
-    names_max: int = 0
-
-
-@dataclass
-class _NameChange:
-    """One change of names that a power cut may undo; durable once `waits_for` is empty."""
-
-    removed: tuple[_Dir, str] | None
-    added: tuple[_Dir, str, _File | _Dir] | None
-    waits_for: list[_Dir]
-
-    def put_down(self) -> None:
-        if self.removed is not None:
-            self.removed[0].durable.pop(self.removed[1], None)
-        if self.added is not None:
-            self.added[0].durable[self.added[1]] = self.added[2]
-
-
 class SimulatedDisk:
     """Files and directories in memory, with their durable state beside them."""
 
@@ -142,10 +76,14 @@ class SimulatedDisk:
         self.full_errno = errno.ENOSPC
         self._clock = clock or RealClock()
         self.read_only = False
-        self._root = _Dir()
-        self._changes: list[_NameChange] = []
-        self._open: dict[Handle, _File] = {}
-        self._reading: dict[Handle, _File] = {}
+        self._root = SimulatedDir()
+        self._changes: list[NameChange] = []
+        self._open: dict[Handle, SimulatedFile] = {}
+        # Where the next write goes to a file that is written over; behind its end to any other.
+        self._places: dict[Handle, int] = {}
+        # Where the last write ended, as of the others.
+        self._written_through: dict[Handle, int] = {}
+        self._reading: dict[Handle, SimulatedFile] = {}
         self._locks: dict[Handle, PurePath] = {}
         self._lock_owners: dict[PurePath, str] = {}
         self._handles = itertools.count(3)
@@ -154,9 +92,9 @@ class SimulatedDisk:
         self._death: type[SimulatedCrash] = SimulatedCrash
         # Whether open files are protected as on Windows.
         self.windows = False
-        self._maps: list[tuple[_File, weakref.ref[_Map]]] = []
+        self._maps: list[tuple[SimulatedFile, weakref.ref[_Map]]] = []
         # The file that was written to last, and where.
-        self._last_write: tuple[_File, int] | None = None
+        self._last_write: tuple[SimulatedFile, int] | None = None
 
     # ------------------------------------------------------------------ dying
 
@@ -191,7 +129,7 @@ class SimulatedDisk:
             if not change.waits_for or position < kept:
                 change.put_down()
         disk = self._successor()
-        disk._root = _surviving(root, randomness, {})
+        disk._root = surviving_names(root, randomness, {})
         return disk
 
     def _successor(self) -> SimulatedDisk:
@@ -209,7 +147,9 @@ class SimulatedDisk:
 
     def _occupied(self) -> int:
         """Return the bytes of all blocks in use, also of files without a name."""
-        return _blocks_bytes(_files(self._root) | set(self._open.values()), _dirs(self._root))
+        return blocks_bytes(
+            files_below(self._root) | set(self._open.values()), dirs_below(self._root)
+        )
 
     def _room(self) -> int:
         return 1 << 50 if self.capacity_bytes is None else self.capacity_bytes - self._occupied()
@@ -230,7 +170,7 @@ class SimulatedDisk:
             if path.name in parent.names:
                 raise FileExistsError(errno.EEXIST, "exists", str(path))
             self._need_blocks(2)  # the inode, and perhaps one for the name
-            file = _File(modified_ns=self._clock.wall_ns())
+            file = SimulatedFile(modified_ns=self._clock.wall_ns())
             self._change(None, (parent, path.name, file))
             handle = Handle(next(self._handles))
             self._open[handle] = file
@@ -238,24 +178,36 @@ class SimulatedDisk:
 
     def reopen(self, path: PurePath, at: str) -> Handle:
         with self._writing():
-            handle = Handle(next(self._handles))
-            self._open[handle] = self._file(path)
+            handle, file = Handle(next(self._handles)), self._file(path)
+            self._open[handle] = file
+            self._written_through[handle] = len(file.cached)
+            return handle
+
+    def reuse(self, path: PurePath, at: str, offset_bytes: int = 0) -> Handle:
+        with self._writing():
+            handle = self.reopen(path, at)
+            self._places[handle] = self._written_through[handle] = offset_bytes
             return handle
 
     def write(self, handle: Handle, buffers: Sequence[Buffer], at: str) -> int:
         with self._writing():
             file = self._open[handle]
             data = b"".join(bytes(buffer) for buffer in buffers)
+            start = self._places.get(handle, len(file.cached))
             if self.capacity_bytes is not None:
-                # What the last block of the file has left is its own, also on a full disk.
-                in_last_block = -len(file.cached) % BLOCK_BYTES
+                # What the last block of the file has left is its own, also on a full disk. What is
+                # written over may need new blocks: some file systems never write in place.
+                in_last_block = -start % BLOCK_BYTES
                 room = in_last_block + max(0, self._room()) // BLOCK_BYTES * BLOCK_BYTES
                 if room == 0 and data:
                     raise self._full()
                 data = data[:room]
-            start = len(file.cached)
-            file.cached.extend(data)
-            file.dirty.append((start, start + len(data)))
+            end = start + len(data)
+            file.cached[start:end] = data
+            file.dirty.append((start, end))
+            if handle in self._places:
+                self._places[handle] = end
+            self._written_through[handle] = end
             self._last_write = file, start
             file.modified_ns = self._clock.wall_ns()
             return len(data)
@@ -292,6 +244,12 @@ class SimulatedDisk:
             del file.cached[size_bytes:]
             file.dirty = [(s, min(e, size_bytes)) for s, e in file.dirty if s < size_bytes]
             file.cut = True
+            if handle in self._places:
+                self._places[handle] = size_bytes
+
+    def written_through(self, handle: Handle) -> int:
+        with self._alive():
+            return self._written_through.get(handle, 0)
 
     def open_size_bytes(self, handle: Handle) -> int:
         with self._alive():
@@ -303,6 +261,8 @@ class SimulatedDisk:
             return
         with self._alive():
             del self._open[handle]
+            self._places.pop(handle, None)
+            self._written_through.pop(handle, None)
 
     # ------------------------------------------------------------------ names
 
@@ -311,7 +271,7 @@ class SimulatedDisk:
             parent = self._dir(path.parent)
             if path.name not in parent.names:
                 self._need_blocks(2)
-                self._change(None, (parent, path.name, _Dir()))
+                self._change(None, (parent, path.name, SimulatedDir()))
 
     def rename(self, source: PurePath, target: PurePath, at: str) -> None:
         with self._writing():
@@ -319,11 +279,11 @@ class SimulatedDisk:
             if source.name not in old.names:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(source))
             present, node = new.names.get(target.name), old.names[source.name]
-            if isinstance(present, _Dir) and not isinstance(node, _Dir):
+            if isinstance(present, SimulatedDir) and not isinstance(node, SimulatedDir):
                 raise IsADirectoryError(errno.EISDIR, "is a directory", str(target))
-            if isinstance(present, _File) and not isinstance(node, _File):
+            if isinstance(present, SimulatedFile) and not isinstance(node, SimulatedFile):
                 raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(target))
-            if isinstance(present, _Dir) and present.names:
+            if isinstance(present, SimulatedDir) and present.names:
                 raise OSError(errno.ENOTEMPTY, "directory not empty", str(target))
             self._check_unused(source, node)
             if present is not None:
@@ -341,7 +301,7 @@ class SimulatedDisk:
 
     def unlink(self, path: PurePath, at: str) -> None:
         with self._writing():
-            if not isinstance(self._node(path), _File):
+            if not isinstance(self._node(path), SimulatedFile):
                 raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
             self._check_unused(path, self._node(path))
             self._change((self._dir(path.parent), path.name), None)
@@ -406,17 +366,24 @@ class SimulatedDisk:
 
     def list(self, path: PurePath) -> list[DirEntry]:
         with self._alive():
-            return sorted(_entry(name, node) for name, node in self._dir(path).names.items())
+            return sorted(entry_of(name, node) for name, node in self._dir(path).names.items())
 
     def exists(self, path: PurePath) -> bool:
         with self._alive(), contextlib.suppress(OSError):
             return bool(self._node(path))
         return False
 
+    def link_count(self, path: PurePath) -> int:
+        with self._alive():
+            file = self._file(path)
+            return sum(
+                node is file for folder in dirs_below(self._root) for node in folder.names.values()
+            )
+
     def used_bytes(self, path: PurePath) -> int:
         with self._alive():
             node = self._node(path)
-            return _blocks_bytes(_files(node), _dirs(node))
+            return blocks_bytes(files_below(node), dirs_below(node))
 
     def free_bytes(self, path: PurePath) -> int:
         with self._alive():
@@ -450,7 +417,7 @@ class SimulatedDisk:
         """Place a whole file, durable at once, whatever stood there."""
         with self._mutex:
             parent = self._dir(path.parent)
-            file = _File(bytearray(data), bytearray(data))
+            file = SimulatedFile(bytearray(data), bytearray(data))
             parent.names[path.name] = parent.durable[path.name] = file
 
     def spoil(self, path: PurePath, start: int, end: int) -> None:
@@ -489,20 +456,20 @@ class SimulatedDisk:
 
     # ---------------------------------------------------------------- insides
 
-    def _is_mapped(self, file: _File) -> bool:
+    def _is_mapped(self, file: SimulatedFile) -> bool:
         self._maps = [one for one in self._maps if one[1]() is not None]
         return any(mapped is file for mapped, _ in self._maps)
 
-    def _doom_maps(self, file: _File) -> None:
+    def _doom_maps(self, file: SimulatedFile) -> None:
         """Let the process be dead if it could touch what is no longer there."""
         if self._is_mapped(file):
             self._dead, self._death = True, SimulatedBusError
 
-    def _check_unused(self, path: PurePath, node: _File | _Dir) -> None:
+    def _check_unused(self, path: PurePath, node: SimulatedFile | SimulatedDir) -> None:
         if not self.windows:
             return
         opened = {*self._open.values(), *self._reading.values()}
-        if any(file in opened or self._is_mapped(file) for file in _files(node)):
+        if any(file in opened or self._is_mapped(file) for file in files_below(node)):
             raise PermissionError(errno.EACCES, "used by a process", str(path))
 
     def _alive(self) -> threading.RLock:
@@ -517,7 +484,9 @@ class SimulatedDisk:
         return mutex
 
     def _change(
-        self, removed: tuple[_Dir, str] | None, added: tuple[_Dir, str, _File | _Dir] | None
+        self,
+        removed: tuple[SimulatedDir, str] | None,
+        added: tuple[SimulatedDir, str, SimulatedFile | SimulatedDir] | None,
     ) -> None:
         touched = [part[0] for part in (removed, added) if part is not None]
         if removed is not None:
@@ -525,76 +494,26 @@ class SimulatedDisk:
         if added is not None:
             added[0].names[added[1]] = added[2]
             added[0].names_max = max(added[0].names_max, len(added[0].names))
-        self._changes.append(_NameChange(removed, added, touched))
+        self._changes.append(NameChange(removed, added, touched))
 
-    def _node(self, path: PurePath) -> _File | _Dir:
-        node: _File | _Dir = self._root
+    def _node(self, path: PurePath) -> SimulatedFile | SimulatedDir:
+        node: SimulatedFile | SimulatedDir = self._root
         for part in path.parts:
             if part == path.anchor:
                 continue
-            if not isinstance(node, _Dir) or part not in node.names:
+            if not isinstance(node, SimulatedDir) or part not in node.names:
                 raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
             node = node.names[part]
         return node
 
-    def _dir(self, path: PurePath) -> _Dir:
+    def _dir(self, path: PurePath) -> SimulatedDir:
         node = self._node(path)
-        if not isinstance(node, _Dir):
+        if not isinstance(node, SimulatedDir):
             raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
         return node
 
-    def _file(self, path: PurePath) -> _File:
+    def _file(self, path: PurePath) -> SimulatedFile:
         node = self._node(path)
-        if not isinstance(node, _File):
+        if not isinstance(node, SimulatedFile):
             raise IsADirectoryError(errno.EISDIR, "is a directory", str(path))
         return node
-
-
-def _files(node: _File | _Dir) -> set[_File]:
-    """Return all files below a node, each once, however many names it has."""
-    if isinstance(node, _File):
-        return {node}
-    return {file for child in node.names.values() for file in _files(child)}
-
-
-def _dirs(node: _File | _Dir) -> list[_Dir]:
-    """Return a directory and all below it."""
-    if isinstance(node, _File):
-        return []
-    return [node, *(found for child in node.names.values() for found in _dirs(child))]
-
-
-def _blocks_bytes(files: Collection[_File], dirs: Collection[_Dir]) -> int:
-    """Return the bytes of the blocks that files and directories take, with their inodes."""
-    blocks = len(files) + len(dirs)
-    blocks += sum(-(-len(file.cached) // BLOCK_BYTES) for file in files)
-    blocks += sum(-(-directory.names_max // NAMES_PER_BLOCK) for directory in dirs)
-    return blocks * BLOCK_BYTES
-
-
-def _entry(name: str, node: _File | _Dir) -> DirEntry:
-    if isinstance(node, _Dir):
-        return DirEntry(name, True, 0)
-    return DirEntry(name, False, len(node.cached), node.modified_ns)
-
-
-def _surviving(
-    directory: _Dir, randomness: random.Random | None, files: dict[_File, _File]
-) -> _Dir:
-    survivor = _Dir()
-    for name, child in directory.durable.items():
-        if isinstance(child, _Dir):
-            survivor.names[name] = _surviving(child, randomness, files)
-            continue
-        if child not in files:  # it may have two names
-            image = child.surviving(randomness)
-            files[child] = _File(
-                image,
-                bytearray(image),
-                modified_ns=child.modified_ns,
-                unreadable=list(child.unreadable),
-            )
-        survivor.names[name] = files[child]
-    survivor.durable = dict(survivor.names)
-    survivor.names_max = directory.names_max
-    return survivor

@@ -37,7 +37,8 @@ from holdfast.deliver.exporters.file_journal import (
 from holdfast.errors import HoldfastError
 from holdfast.seam import Seam
 from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
-from holdfast.seam.simulated import BLOCK_BYTES, SimulatedDisk
+from holdfast.seam.simulated import SimulatedDisk
+from holdfast.seam.simulated_files import BLOCK_BYTES
 from holdfast.signals.event import Event
 
 BASE = Path("/srv")
