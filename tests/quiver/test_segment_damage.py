@@ -29,7 +29,8 @@ from holdfast.quiver import Quiver
 from holdfast.quiver.base.arrow import has_dictionary
 from holdfast.quiver.base.config import MB
 from holdfast.quiver.segments import build
-from holdfast.quiver.segments.data_file import MAGIC, split_head
+from holdfast.quiver.segments.arrow_file import MAGIC
+from holdfast.quiver.segments.data_file import split_head
 from holdfast.quiver.segments.manifest import FileSummary, Summary
 from holdfast.quiver.segments.segment import Segment
 

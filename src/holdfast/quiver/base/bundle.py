@@ -44,13 +44,16 @@ DAMAGED_SLOTS_KEY = RESERVED_METADATA + b"damaged_slots"
 _TABLE_ENTRY = struct.Struct("<HQQQ")
 _TABLE_LENGTH = struct.Struct("<I")
 _RAW_HEAD = struct.Struct("<IH")
-_ONE_EVENT = struct.Struct("<II")
+# What stands behind the slot of a raw bundle with one event: its length, and that of its headers.
+EVENT_LENGTHS = struct.Struct("<II")
 # Smaller parts are put together before they are copied.
 _COPIED_ALONE_BYTES = 8 * 1024
 # So many parts are copied one by one, whatever their size: to put them together would cost more.
 _FEW_PARTS = 8
 # More than this is copied without the interpreter's lock.
 _COPIED_AT_ONCE_BYTES = 256 * 1024
+# Behind the mark with which a stream begins: the length of its schema's metadata.
+_SCHEMA_LENGTH = struct.Struct("<4xi")
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 # Schemas (as messages) that were checked before and have no dictionaries: a check takes as long as
@@ -87,7 +90,6 @@ class Encoded(NamedTuple):
 class RawEvents(NamedTuple):
     """The events of a raw bundle, one after the other: bytes as received, and small headers."""
 
-    slot: str
     lengths: array[int]
     payloads: memoryview
     # 0: the event has none.
@@ -344,6 +346,20 @@ def read_stream(stream: memoryview | pa.Buffer) -> pa.RecordBatch:
     return pa.ipc.open_stream(pa.py_buffer(stream)).read_next_batch()
 
 
+def read_streams(streams: Sequence[memoryview]) -> list[pa.RecordBatch]:
+    """Return the record batches of IPC streams that begin with the same schema.
+
+    It is read once, unless it has dictionaries: those stand in front of each batch.
+    """
+    (metadata_bytes,) = _SCHEMA_LENGTH.unpack_from(streams[0])
+    batch_at = _SCHEMA_LENGTH.size + metadata_bytes
+    schema = pa.ipc.read_schema(pa.py_buffer(streams[0]))
+    if any(has_dictionary(field.type) for field in schema):
+        return [read_stream(stream) for stream in streams]
+    read = pa.ipc.read_record_batch
+    return [read(pa.py_buffer(stream[batch_at:]), schema) for stream in streams]
+
+
 def read_slot(stream: memoryview | pa.Buffer) -> tuple[pa.RecordBatch, tuple[str, ...]]:
     """Return a slot as it was appended, and which others of its bundle were damaged since."""
     batch = read_stream(stream)
@@ -441,7 +457,7 @@ class OneEvent:
     def encode(self, payload: bytes, header: Headers | None) -> Encoded:
         """Return the payload of a bundle."""
         blob = _header_bytes(header) if header else b""
-        lengths = _ONE_EVENT.pack(len(payload), len(blob))
+        lengths = EVENT_LENGTHS.pack(len(payload), len(blob))
         whole = b"".join((self._head, lengths, payload, blob))
         return _checked(Encoded(FrameKind.RAW, whole, 1), self._max_bytes)
 
@@ -465,27 +481,21 @@ def _header_bytes(header: object) -> bytes:
         ) from error
 
 
-def decode_raw(payload: memoryview) -> RawEvents:
-    """Return the events of a raw payload without copying, or even touching, their bytes.
-
-    One event is by far the most common, and gets its own branch: slicing and filling arrays takes
-    longer than everything else here.
-    """
+def raw_head(payload: memoryview) -> tuple[str, int, int]:
+    """Return the slot of a raw payload, how many events it has, and where their lengths stand."""
     count, name_bytes = _RAW_HEAD.unpack_from(payload)
     position = _RAW_HEAD.size + name_bytes
-    slot = str(payload[_RAW_HEAD.size : position], "utf-8")
-    if count == 1:
-        size_bytes, header_bytes = _ONE_EVENT.unpack_from(payload, position)
-        position += _ONE_EVENT.size
-        end = position + size_bytes
-        lengths, header_lengths = array("I", (size_bytes,)), array("I", (header_bytes,))
-        return RawEvents(slot, lengths, payload[position:end], header_lengths, payload[end:])
+    return str(payload[_RAW_HEAD.size : position], "utf-8"), count, position
+
+
+def decode_events(payload: memoryview, count: int, position: int) -> RawEvents:
+    """Return the events of a raw payload behind its head, without touching their bytes."""
     lengths, header_lengths = array("I"), array("I")
     lengths.frombytes(payload[position : position + 4 * count])
     header_lengths.frombytes(payload[position + 4 * count : position + 8 * count])
     position += 8 * count
     end = position + sum(lengths)
-    return RawEvents(slot, lengths, payload[position:end], header_lengths, payload[end:])
+    return RawEvents(lengths, payload[position:end], header_lengths, payload[end:])
 
 
 def is_readable(kind: int, payload: memoryview) -> bool:

@@ -167,18 +167,22 @@ def encode(  # noqa: PLR0913, PLR0917  (the fields of a frame; called for every 
 
 
 def _body_sum(body: Buffer, body_bytes: int, salt: int) -> int:
-    """Return the checksum without giving up the interpreter lock.
+    if body_bytes <= _HASHED_AT_ONCE_BYTES:
+        return xxh3_64_intdigest(body, salt)
+    return hashed(body, salt).intdigest()
+
+
+def hashed(data: Buffer, seed: int = 0) -> xxh3_64:
+    """Return the hash of some bytes without giving up the interpreter lock.
 
     xxhash gives it up for the few microseconds that more than 64 KB take, and has to wait up to
     5 ms for it when producers are busy: most of the time of a loaded writer was that.
     """
-    if body_bytes <= _HASHED_AT_ONCE_BYTES:
-        return xxh3_64_intdigest(body, salt)
-    hasher = xxh3_64(seed=salt)
-    view = memoryview(body)
-    for start in range(0, body_bytes, _HASHED_AT_ONCE_BYTES):
+    hasher = xxh3_64(seed=seed)
+    view = memoryview(data)
+    for start in range(0, view.nbytes, _HASHED_AT_ONCE_BYTES):
         hasher.update(view[start : start + _HASHED_AT_ONCE_BYTES])
-    return hasher.intdigest()
+    return hasher
 
 
 def decode(view: memoryview, offset: int, salt: int, base: int = 0) -> Frame:

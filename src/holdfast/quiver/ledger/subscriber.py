@@ -303,6 +303,8 @@ class Subscriber:
 
 def _forget(by_seq: dict[int, int], first_seq: int, end_seq: int) -> None:
     """Remove the seqs of a range; of a long one without going through all its numbers."""
+    if not by_seq:
+        return
     known = range(first_seq, end_seq) if end_seq - first_seq < len(by_seq) else list(by_seq)
     for seq in known:
         if first_seq <= seq < end_seq:

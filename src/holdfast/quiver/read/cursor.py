@@ -405,11 +405,18 @@ class Cursor(Attachment):
             # bundle in it would keep the high-water mark where it is.
             if counts != NOTHING or not subscriber.resolved.covers(begin.seq, end.seq):
                 self._record(begin, end, outcome, counts, reason)
-            position = subscriber.position
-            self._handed = {key: seq for key, seq in self._handed.items() if key[1] > position}
-            # A reader that goes back leaves the position where it is for long.
             if subscriber.resolved.covers(planned.start.seq, planned.end.seq):
-                self._handed.pop((planned.start, planned.end), None)
+                self._forget_handed((planned.start, planned.end))
+
+    def _forget_handed(self, key: tuple[Position, Position]) -> None:
+        """Forget a range of which everything has an outcome, and all that end before the position.
+
+        Each by itself, too: a reader that goes back leaves the position where it is for long.
+        """
+        position = self.subscriber.position
+        self._handed = {
+            one: seq for one, seq in self._handed.items() if one[1] > position and one != key
+        }
 
     def _require_handed_out(self, planned: Range, refs: Sequence[BundleRef], end: Position) -> None:
         """Refuse to resolve what `read` began to hand out, and did not."""

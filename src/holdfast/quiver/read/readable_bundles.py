@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from holdfast.errors import Damaged
-from holdfast.quiver.base.bundle import decode_arrow, decode_raw
+from holdfast.quiver.base.bundle import decode_arrow, raw_head
 from holdfast.quiver.base.frame import NOTHING, FrameKind, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle, Unread
 from holdfast.quiver.ledger.subscriber import Subscriber
@@ -374,7 +374,7 @@ def _slots_of(held: HeldBundle) -> list[str]:
     if isinstance(held.payload, Unread) or held.kind is FrameKind.CONTROL:
         return []
     if held.kind is FrameKind.RAW:
-        return [decode_raw(held.content()).slot]
+        return [raw_head(held.content())[0]]
     return [slot.name for slot in decode_arrow(held.content())]
 
 

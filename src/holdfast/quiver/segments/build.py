@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import itertools
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_128_hexdigest
@@ -26,15 +28,16 @@ from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_128_hexdigest
 from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base import names
 from holdfast.quiver.base.arrow import numbers, slices_take_all, texts
-from holdfast.quiver.base.bundle import RESERVED_METADATA
+from holdfast.quiver.base.bundle import RESERVED_METADATA, one_batch
 from holdfast.quiver.base.config import QuiverConfig
 from holdfast.quiver.base.envelope import ITEM_TIMES
-from holdfast.quiver.base.frame import NO_WATERMARK
+from holdfast.quiver.base.frame import NO_WATERMARK, hashed
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.segments import ids, manifest
+from holdfast.quiver.segments.arrow_file import MAGIC, MessageWriter, Placed, file_end
 from holdfast.quiver.segments.bundle_table import BUNDLE_SCHEMA, PLACE_TYPE
-from holdfast.quiver.segments.data_file import MAGIC, pack_schema, split_head
+from holdfast.quiver.segments.data_file import pack_schema
 from holdfast.quiver.segments.manifest import (
     OPAQUE,
     BatchSummary,
@@ -46,6 +49,9 @@ from holdfast.quiver.segments.rows import Group, GroupTable, TableMaker
 from holdfast.quiver.segments.segment import Segment
 from holdfast.seam.disk import Disk, Handle, remove_tree, write_all, write_file
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 # What a record batch holds at most of what the bundles brought, with the envelope, unless a single
 # row is larger: so much may be lost with one sector.
 BLOCK_BYTES = 256_000
@@ -55,42 +61,42 @@ COMPRESSED_BLOCK_BYTES = 4 * BLOCK_BYTES
 # Arrow takes 1, at which zstd sees no runs of one number: 38 kB of equal `_seq` are 2.8 kB then,
 # and 47 bytes at its own default, which takes no longer.
 _LEVELS = {"zstd": 3}
-_SINK_CHUNK_BYTES = 1 << 20
+# What is written in one call.
+_WRITE_BYTES = 1 << 20
 
 
-class _HashingSink:
-    """A file for Arrow to write to: passes bytes to the seam and hashes them by part."""
-
-    closed = False
+class _FileWriter:
+    """Writes a data file in large pieces, and hashes it by part."""
 
     def __init__(self, disk: Disk, handle: Handle) -> None:
         self.position = 0
+        self.batches = Placed()
         self._disk = disk
         self._handle = handle
-        self._waiting: list[bytes] = []
+        self._waiting: list[Buffer] = []
         self._waiting_bytes = 0
+        # Of everything outside the record batches.
         self._frame = xxh3_64()
-        self._batch: xxh3_64 | None = None
-        self._batch_start = 0
-        # What was written up to the end of the first batch.
-        # Arrow writes schema, dictionaries and the first batch in one call. They are kept together
-        # until it returns, and then taken apart: each has a checksum of its own.
-        self._first: list[bytes] | None = []
-        # What the first batch brought: the schema's message, and the checksum of the dictionaries.
-        self.schema: memoryview | None = None
-        self.dictionary_checksum = ""
 
-    def write(self, data: bytes) -> int:
-        if self._first is not None:
-            self._first.append(data)
-        else:
-            (self._batch or self._frame).update(data)
+    def put_frame(self, data: Buffer) -> None:
+        """Write what is no record batch."""
+        self._frame.update(data)
+        self._put(data)
+
+    def put_batch(self, message: pa.Buffer) -> tuple[int, str]:
+        """Write a record batch; return where it begins, and its checksum."""
+        offset = self.position
+        self.batches.add(offset, message)
+        self._put(message)
+        return offset, hashed(message).hexdigest()
+
+    def _put(self, data: Buffer) -> None:
         self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        self.position += len(data)
-        if self._waiting_bytes >= _SINK_CHUNK_BYTES:
+        size_bytes = len(data)  # type: ignore[arg-type]
+        self._waiting_bytes += size_bytes
+        self.position += size_bytes
+        if self._waiting_bytes >= _WRITE_BYTES:
             self.drain()
-        return len(data)
 
     def drain(self) -> None:
         """Write what waits."""
@@ -98,40 +104,9 @@ class _HashingSink:
         self._waiting = []
         self._waiting_bytes = 0
 
-    def begin_batch(self) -> None:
-        """What is written from now on belongs to a record batch."""
-        self._batch, self._batch_start = xxh3_64(), self.position
-
-    def end_batch(self) -> tuple[int, str]:
-        """Return where the batch began, and its checksum."""
-        assert self._batch is not None
-        checksum, self._batch = self._batch.hexdigest(), None
-        if self._first is None:
-            return self._batch_start, checksum
-        return self._end_first()
-
-    def _end_first(self) -> tuple[int, str]:
-        """Take apart what Arrow writes with the first batch: schema and dictionaries before it."""
-        assert self._first is not None
-        written, self._first = memoryview(b"".join(self._first)), None
-        self.schema, dictionaries = split_head(written)
-        if dictionaries:
-            self.dictionary_checksum = xxh3_64_hexdigest(dictionaries)
-        offset = len(MAGIC) + len(self.schema) + len(dictionaries)
-        self._frame.update(written[:offset])
-        return offset, xxh3_64_hexdigest(written[offset:])
-
     def frame_checksum(self) -> str:
         """Return the checksum of everything outside the record batches."""
-        for data in self._first or ():  # there was no batch
-            self._frame.update(data)
         return self._frame.hexdigest()
-
-    def flush(self) -> None:
-        """Arrow flushes after each batch; the seam is written in large pieces instead."""
-
-    def close(self) -> None:
-        """The descriptor is closed by whoever opened it."""
 
 
 def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: str) -> FileSummary:
@@ -139,32 +114,36 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
     schema = _describing_schema(made)
     codec = None if compression == "none" else pa.Codec(compression, _LEVELS.get(compression))
     block_bytes = BLOCK_BYTES if codec is None else COMPRESSED_BLOCK_BYTES
+    messages = MessageWriter(schema, codec)
+    rows = one_batch(made.table)
+    described, *dictionaries = messages.head(rows)
+    placed = Placed()
+    batches: list[BatchSummary] = []
     handle = disk.create(path, QuiverPoint.SEAL_DATA_CREATE)
     try:
-        sink = _HashingSink(disk, handle)
-        batches: list[BatchSummary] = []
-        options = pa.ipc.IpcWriteOptions(compression=codec)
-        with pa.ipc.new_file(pa.PythonFile(sink, "w"), schema, options=options) as writer:
-            start = 0
-            for batch in _blocks(made, block_bytes):
-                sink.begin_batch()
-                writer.write_batch(batch)
-                offset, checksum = sink.end_batch()
-                times = pc.min_max(made.event_us.slice(start, batch.num_rows)).as_py()
-                items_us = _item_bounds(made, start, batch.num_rows)
-                batches.append(
-                    BatchSummary(
-                        offset,
-                        sink.position - offset,
-                        batch.num_rows,
-                        checksum,
-                        times["min"],
-                        times["max"],
-                        *items_us,
-                    )
+        file = _FileWriter(disk, handle)
+        file.put_frame(MAGIC)
+        file.put_frame(described)
+        for message in dictionaries:
+            placed.add(file.position, message)
+            file.put_frame(message)
+        start = 0
+        for block in _blocks(made, rows, block_bytes):
+            message = messages.batch(block)
+            offset, checksum = file.put_batch(message)
+            batches.append(
+                BatchSummary(
+                    offset,
+                    len(message),
+                    block.num_rows,
+                    checksum,
+                    *_bounds(made.event_us.slice(start, block.num_rows)),
+                    *_item_bounds(made, start, block.num_rows),
                 )
-                start += batch.num_rows
-        sink.drain()
+            )
+            start += block.num_rows
+        file.put_frame(file_end(described, placed, file.batches))
+        file.drain()
         disk.sync(handle, QuiverPoint.SEAL_DATA_SYNC)
     finally:
         disk.close(handle)
@@ -175,12 +154,18 @@ def write_data_file(disk: Disk, path: PurePath, made: GroupTable, compression: s
         schema_fingerprint=schema_fingerprint(list(schema)[-made.own_columns :]),
         rows=made.table.num_rows,
         own_columns=made.own_columns,
-        size_bytes=sink.position,
-        frame_checksum=sink.frame_checksum(),
+        size_bytes=file.position,
+        frame_checksum=file.frame_checksum(),
         batches=tuple(batches),
-        schema=pack_schema(sink.schema or memoryview(schema.serialize())),
-        dictionary_checksum=sink.dictionary_checksum,
+        schema=pack_schema(described),
+        dictionary_checksum=xxh3_64_hexdigest(b"".join(dictionaries)) if dictionaries else "",
     )
+
+
+def _bounds(times_us: pa.Array) -> tuple[int, int]:
+    """Return the earliest and the latest of the times of some rows."""
+    found = pc.min_max(times_us)
+    return found["min"].as_py(), found["max"].as_py()
 
 
 def _item_bounds(made: GroupTable, start: int, rows: int) -> tuple[int | None, int | None]:
@@ -220,15 +205,16 @@ def schema_fingerprint(columns: Iterable[pa.Field]) -> str:
     return xxh3_128_hexdigest(text.encode())
 
 
-def _blocks(made: GroupTable, block_bytes: int) -> Iterator[pa.RecordBatch]:
+def _blocks(made: GroupTable, rows: pa.RecordBatch, block_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows in record batches of `block_bytes` at most, or of a single row."""
     # For such types Arrow writes the whole column with each slice: blocks would multiply the file.
-    if any(slices_take_all(kind) for kind in made.table.schema.types):
-        yield from made.table.to_batches()
+    if any(slices_take_all(kind) for kind in rows.schema.types):
+        if rows.num_rows:
+            yield rows
         return
     first = 0
     for end in _block_ends(made.group, block_bytes):
-        yield from made.table.slice(first, end - first).to_batches()
+        yield rows.slice(first, end - first)
         first = end
 
 
@@ -239,20 +225,25 @@ def _block_ends(group: Group, block_bytes: int) -> Iterator[int]:
     together whenever it is read, and lost with either.
     """
     # Not by `table.nbytes`: it fails, and even crashes, on some of the types that IPC can hold.
-    first = row = size_bytes = 0
-    for row_bytes in group.row_bytes():
-        bundle_bytes = sum(row_bytes)
-        if row > first and size_bytes + bundle_bytes > block_bytes:
+    # Bytes and rows through each bundle: a block of small ones is found by bisection.
+    byte_ends = list(itertools.accumulate(group.share_bytes()))
+    row_ends = list(itertools.accumulate([share.rows for share in group.shares]))
+    share = first = row = placed_bytes = size_bytes = 0
+    while share < len(byte_ends):
+        fitting = bisect_right(byte_ends, placed_bytes + block_bytes - size_bytes, lo=share)
+        if fitting > share:
+            size_bytes += byte_ends[fitting - 1] - placed_bytes
+            share, row, placed_bytes = fitting, row_ends[fitting - 1], byte_ends[fitting - 1]
+        elif row > first:
             yield row
             first, size_bytes = row, 0
-        if bundle_bytes <= block_bytes:
-            row, size_bytes = row + len(row_bytes), size_bytes + bundle_bytes
-            continue
-        for one_bytes in row_bytes:
-            if row > first and size_bytes + one_bytes > block_bytes:
-                yield row
-                first, size_bytes = row, 0
-            row, size_bytes = row + 1, size_bytes + one_bytes
+        else:
+            for one_bytes in group.row_bytes(share, row):
+                if row > first and size_bytes + one_bytes > block_bytes:
+                    yield row
+                    first, size_bytes = row, 0
+                row, size_bytes = row + 1, size_bytes + one_bytes
+            share, placed_bytes = share + 1, byte_ends[share]
     if row > first:
         yield row
 
@@ -282,7 +273,7 @@ class SegmentBuilder:
             bundles[0].seq,
             bundles[-1].seq,
             len(bundles),
-            sum(held.events for held in bundles),
+            sum([held.events for held in bundles]),
         )
         final = self._segments_dir / names.segment_dir(name)
         try:
@@ -372,11 +363,11 @@ class SegmentBuilder:
             first_seq=bundles[0].seq,
             last_seq=bundles[-1].seq,
             bundles=len(bundles),
-            events=sum(held.events for held in bundles),
-            payload_bytes=sum(len(held.payload) for held in bundles),
+            events=sum([held.events for held in bundles]),
+            payload_bytes=sum([len(held.payload) for held in bundles]),
             size_bytes=sum(file.size_bytes for file in files) + bundle_table.size,
-            min_ingestion_ns=min(held.ingestion_ns for held in bundles),
-            max_ingestion_ns=max(held.ingestion_ns for held in bundles),
+            min_ingestion_ns=min([held.ingestion_ns for held in bundles]),
+            max_ingestion_ns=max([held.ingestion_ns for held in bundles]),
             clamped_min_event_us=clamped_us["min"],
             clamped_max_event_us=clamped_us["max"],
             files=tuple(files),
@@ -407,7 +398,7 @@ def _bundle_table(bundles: Sequence[HeldBundle], places: RowPlaces) -> pa.Buffer
         fields=list(PLACE_TYPE),
     )
     counts = Counter([place[0] for place in places])
-    offsets = itertools.accumulate([counts[held.seq] for held in bundles], initial=0)
+    offsets = list(itertools.accumulate([counts[held.seq] for held in bundles], initial=0))
     batch = pa.record_batch(
         [
             numbers([held.seq for held in bundles], pa.int64()),
@@ -418,7 +409,7 @@ def _bundle_table(bundles: Sequence[HeldBundle], places: RowPlaces) -> pa.Buffer
             numbers([held.epoch for held in bundles], pa.int64()),
             numbers([held.events for held in bundles], pa.int32()),
             numbers([len(held.payload) for held in bundles], pa.int64()),
-            pa.ListArray.from_arrays(numbers(list(offsets), pa.int32()), values),
+            pa.ListArray.from_arrays(numbers(offsets, pa.int32()), values),
         ],
         schema=BUNDLE_SCHEMA,
     )

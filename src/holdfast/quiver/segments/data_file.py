@@ -32,6 +32,7 @@ from xxhash import xxh3_64, xxh3_64_hexdigest
 from holdfast.errors import Damaged, StorageFailed
 from holdfast.quiver.base.arrow import has_dictionary
 from holdfast.quiver.base.bundle import noted_damage, one_batch, without_reserved
+from holdfast.quiver.segments.arrow_file import MAGIC, head_messages
 from holdfast.quiver.segments.manifest import FileSummary
 from holdfast.seam.disk import CANNOT_BE_READ, ReadableDisk
 
@@ -78,9 +79,6 @@ class BatchCache:
                 self._size_bytes -= freed_bytes
 
 
-# Arrow's magic, at the beginning of a file, padded to this.
-MAGIC = b"ARROW1\0\0"
-
 # Errors that mean a file is not what it should be. Others (too many open files, no permission) say
 # nothing about it: they must cost nobody his data.
 DAMAGE_ERRORS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR}) | CANNOT_BE_READ
@@ -101,13 +99,9 @@ def split_head(content: memoryview) -> tuple[memoryview, memoryview]:
 
     `content` begins with the file and reaches behind its first record batch.
     """
-    source = pa.BufferReader(pa.py_buffer(content[len(MAGIC) :]))
-    ends = [len(MAGIC)]
-    for message in pa.ipc.MessageReader.open_stream(source):
-        if message.type == "record batch":
-            break
-        ends.append(len(MAGIC) + source.tell())
-    return content[ends[0] : ends[1]], content[ends[1] : ends[-1]]
+    schema, *dictionaries = head_messages(content[len(MAGIC) :])
+    schema_end = len(MAGIC) + len(schema)
+    return schema, content[schema_end : schema_end + sum(map(len, dictionaries))]
 
 
 def pack_schema(message: memoryview) -> str:

@@ -22,12 +22,14 @@ from holdfast.quiver.base import compute as pc
 from holdfast.quiver.base.arrow import constant, texts, unify
 from holdfast.quiver.base.bundle import (
     ENVELOPE_BYTES,
+    EVENT_LENGTHS,
     RESERVED_COLUMNS,
     decode_arrow,
-    decode_raw,
+    decode_events,
     joined,
     one_batch,
-    read_stream,
+    raw_head,
+    read_streams,
 )
 from holdfast.quiver.base.config import Extractor, QuiverConfig
 from holdfast.quiver.base.envelope import (
@@ -117,32 +119,46 @@ class Group:
         """The number of rows the file will have."""
         return sum(share.rows for share in self.shares)
 
-    def row_bytes(self) -> Iterator[list[int]]:
-        """Yield, for each share, how much its rows brought; of an Arrow stream, each its part."""
-        if self.kind != ARROW:
-            sizes = zip(self.payloads.lengths, self.headers.lengths, strict=True)
-            for share in self.shares:
-                rows = islice(sizes, share.rows)
-                yield [payload + headers + ENVELOPE_BYTES for payload, headers in rows]
-            return
-        for share, stream in zip(self.shares, self.streams, strict=True):
-            yield [len(stream) // max(1, share.rows) + ENVELOPE_BYTES] * share.rows
+    def share_bytes(self) -> list[int]:
+        """Return how much the rows of each share brought, with their envelope."""
+        if self.kind == ARROW:
+            pairs = zip(self.shares, self.streams, strict=True)
+            return [share.rows * _row_bytes(share, stream) for share, stream in pairs]
+        sizes = self._event_bytes(0, len(self.payloads.lengths))
+        if len(sizes) == len(self.shares):
+            return sizes
+        left = iter(sizes)
+        return [sum(islice(left, share.rows)) for share in self.shares]
+
+    def row_bytes(self, share: int, first: int) -> list[int]:
+        """Return the same of each row of one share, which begins at the row `first`.
+
+        Of an Arrow stream each row has its part.
+        """
+        rows = self.shares[share].rows
+        if self.kind == ARROW:
+            return [_row_bytes(self.shares[share], self.streams[share])] * rows
+        return self._event_bytes(first, first + rows)
+
+    def _event_bytes(self, first: int, end: int) -> list[int]:
+        sizes = zip(self.payloads.lengths[first:end], self.headers.lengths[first:end], strict=True)
+        return [payload + headers + ENVELOPE_BYTES for payload, headers in sizes]
+
+
+def _row_bytes(share: BundleRows, stream: memoryview) -> int:
+    return len(stream) // max(1, share.rows) + ENVELOPE_BYTES
 
 
 def group_bundles(bundles: Sequence[HeldBundle], max_groups: int) -> list[Group]:
     """Sort bundles into at most `max_groups` groups, the last of them opaque if need be."""
     groups: dict[tuple[str, str], Group] = {}
+    raw, arrow = FrameKind.RAW, FrameKind.ARROW
     for held in bundles:
-        payload = held.content()
-        if held.kind == FrameKind.RAW:
-            events = decode_raw(payload)
-            group = _group(groups, events.slot, RAW, "")
-            group.shares.append(BundleRows(held.seq, held.ingestion_ns, 0, 0, len(events.lengths)))
-            group.payloads.add(events.lengths, events.payloads)
-            group.headers.add(events.header_lengths, events.headers)
-        elif held.kind == FrameKind.ARROW:
+        if held.kind == raw:
+            _add_events(groups, held)
+        elif held.kind == arrow:
             first_row = 0
-            for index, (name, stream, rows) in enumerate(decode_arrow(payload)):
+            for index, (name, stream, rows) in enumerate(decode_arrow(held.content())):
                 group = _group(groups, name, ARROW, _schema_key(stream))
                 group.shares.append(BundleRows(held.seq, held.ingestion_ns, index, first_row, rows))
                 group.streams.append(stream)
@@ -153,6 +169,28 @@ def group_bundles(bundles: Sequence[HeldBundle], max_groups: int) -> list[Group]
     if len(ordered) <= max_groups:
         return ordered
     return [*ordered[: max_groups - 1], make_opaque(ordered[max_groups - 1 :])]
+
+
+def _add_events(groups: dict[tuple[str, str], Group], held: HeldBundle) -> None:
+    """Sort in a raw bundle; one event in few steps: a segment may have 15,000 such bundles."""
+    seq, _, ingestion_ns, _, _, _, _, payload = held
+    content = memoryview(payload) if type(payload) is bytes else held.content()
+    slot, count, position = raw_head(content)
+    group = groups.get((slot, RAW)) or _group(groups, slot, RAW, "")
+    group.shares.append(BundleRows(seq, ingestion_ns, 0, 0, count))
+    payloads, headers = group.payloads, group.headers
+    if count > 1:
+        events = decode_events(content, count, position)
+        payloads.add(events.lengths, events.payloads)
+        headers.add(events.header_lengths, events.headers)
+        return
+    size_bytes, header_bytes = EVENT_LENGTHS.unpack_from(content, position)
+    position += EVENT_LENGTHS.size
+    payloads.lengths.append(size_bytes)
+    headers.lengths.append(header_bytes)
+    payloads.pieces.append(content[position : position + size_bytes])
+    if header_bytes:
+        headers.pieces.append(content[position + size_bytes :])
 
 
 def _group(groups: dict[tuple[str, str], Group], slot: str, kind: str, key: str) -> Group:
@@ -199,8 +237,7 @@ def make_opaque(groups: Iterable[Group]) -> Group:
 def group_table(group: Group) -> pa.Table:
     """Return the user's columns of a group, in one chunk each; raises what Arrow raises."""
     if group.kind == ARROW:
-        batches = [read_stream(stream) for stream in group.streams]
-        return unify(pa.Table.from_batches(batches)).combine_chunks()
+        return unify(pa.Table.from_batches(read_streams(group.streams))).combine_chunks()
     columns = [
         group.payloads.column(pa.binary()),
         group.headers.column(pa.string(), empty_is_null=True),
@@ -219,11 +256,10 @@ def position_columns(shares: Sequence[BundleRows]) -> tuple[pa.Array, pa.Array, 
     this was half of what a seal took of it.
     """
     held = [share for share in shares if share.rows]
-    ends = _fixed(pa.int32(), array("i", accumulate(share.rows for share in held)))
-    total = ends[-1].as_py() if held else 0
+    row_ends = array("i", accumulate([share.rows for share in held]))
+    ends, total = _fixed(pa.int32(), row_ends), row_ends[-1] if held else 0
     # The place of a row in the group, less where its bundle's rows begin, counted from `first_row`.
-    begins = accumulate((share.rows for share in held[:-1]), initial=0) if held else ()
-    shifts = [share.first_row - begin for share, begin in zip(held, begins, strict=True)]
+    shifts = [share.first_row + share.rows - end for share, end in zip(held, row_ends, strict=True)]
     one, minus_one = constant(1, pa.int32()), constant(-1, pa.int32())
     places = pc.add(pc.cumulative_sum(pa.repeat(one, total)), minus_one)
     return (

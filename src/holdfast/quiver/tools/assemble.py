@@ -181,7 +181,7 @@ class Assembly:
             group: list[Numbered] = []
             group_bytes = 0
             for held in bundles:
-                group.append(Numbered(_SALVAGED, [held]))
+                group.append(Numbered([_SALVAGED], [held]))
                 group_bytes += len(held.payload)
                 if group_bytes < _GROUP_BYTES:
                     continue
@@ -209,7 +209,7 @@ class Assembly:
             accepted_before=before,
             created_ns=self._now_ns,
         )
-        return WalFile(self._disk, self.root / names.WAL_DIR, header, copied=())
+        return WalFile(self._disk, self.root / names.WAL_DIR, header)
 
     def _end_wal(self, file: WalFile) -> None:
         try:

@@ -132,7 +132,8 @@ class _Scrub:
             head = read_pages(self._disk, path, HEADER_BYTES).view
         except FileNotFoundError:
             return  # removed since it was read
-        if sound_copies(head) == 1:
+        # One that lost its name meanwhile was removed, or is being written over.
+        if sound_copies(head) == 1 and self._disk.exists(path):
             what = "one of the two copies of its header is damaged"
             yield QuiverFinding(Severity.WARNING, where, what, _ONE_COPY)
 
