@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import PurePath
 
@@ -40,6 +40,8 @@ class Script:
     before: Callable[[], tuple[SimulatedDisk, Journal]]
     steps: tuple[Step, ...]
     base_faults: tuple[Fault, ...] = ()
+    # None where the script does not wait for the sealer: it lets files go in its own time.
+    spare_files: int = 0
 
 
 def nothing_yet() -> tuple[SimulatedDisk, Journal]:
@@ -83,6 +85,14 @@ def abort(journal: Journal, quiver: Quiver) -> None:
 def flush(journal: Journal, quiver: Quiver) -> None:
     with contextlib.suppress(NotAccepted):
         quiver.flush()
+
+
+def let_sealed_files_go(journal: Journal, quiver: Quiver) -> None:
+    """Do what the sealer may not have done yet, so that the next file begins with a spare."""
+    engine = quiver._engine
+    sealed_through = max((s.summary.last_seq for s in engine.catalog.snapshot()), default=-1)
+    with contextlib.suppress(OSError):
+        engine.sealer.wal_files.remove_sealed(sealed_through)
 
 
 def close(journal: Journal, quiver: Quiver) -> None:
@@ -216,7 +226,43 @@ UNCLEAN = Script(
     (append(), repeat_epochs, append(Shape.ARROW, level=WRITTEN), flush, append(), close),
 )
 
-SCRIPTS = (FRESH, FAILING, UNCLEAN)
+RECYCLING = Script(
+    "recycling",
+    nothing_yet,
+    (
+        append(size_bytes=30_000),
+        append(size_bytes=30_000),
+        append(size_bytes=30_000),
+        flush,
+        let_sealed_files_go,
+        append(Shape.ARROW),
+        flush,  # the next file is written over the first
+        let_sealed_files_go,
+        append(size_bytes=3_000),
+        append(size_bytes=3_000, level=WRITTEN),
+        transaction(Shape.RAW, Shape.ARROW),
+        epoch("p", 1),
+        append(level=WRITTEN),
+        append(size_bytes=50_000, level=WRITTEN),
+        append(size_bytes=30_000),  # this file is full, and the next one is written over a spare
+        repeat_epochs,
+        append(Shape.TWO_SLOTS),
+        flush,
+        let_sealed_files_go,
+        append(level=WRITTEN),
+        flush,
+        let_sealed_files_go,
+        append(size_bytes=20_000),
+        transaction(Shape.RAW, Shape.RAW),
+        append(size_bytes=20_000, level=WRITTEN),
+        append(level=MEMORY),
+        append(level=WRITTEN),
+        close,
+    ),
+    spare_files=2,
+)
+
+SCRIPTS = (FRESH, FAILING, UNCLEAN, RECYCLING)
 
 
 # ---------------------------------------------------------------------- running
@@ -239,6 +285,7 @@ def run(
 ) -> Run:
     """Run a script with faults. With `cut` the process dies after the step in which they struck."""
     disk, journal = script.before()
+    config = replace(config, wal=replace(config.wal, spare_files=script.spare_files))
     stage = Stage(disk, [*faults, *script.base_faults], config)
     with contextlib.suppress(SimulatedCrash):
         if opens(stage):

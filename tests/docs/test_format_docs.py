@@ -100,7 +100,7 @@ def test_an_example_that_drifted_is_noticed() -> None:
         ("frame.md", "producer part", 10),
         ("frame.md", "raw payload", 6),
         ("frame.md", "arrow slot", 26),
-        ("wal.md", "wal header", 120),
+        ("wal.md", "wal header", 128),
         ("ledger.md", "ledger header", 56),
         ("ledger.md", "resolution", 57),
     ],
@@ -201,7 +201,7 @@ def test_the_versions_are_those_the_code_writes() -> None:
     versions = {row[0]: int(row[2]) for row in table_rows(page("README.md"), "versions")}
     written = {
         "FORMAT": identity.VERSION,
-        "WAL file": wal.VERSION,
+        "WAL file": wal.RECYCLED_VERSION,
         "manifest": manifest.VERSION,
         "ledger file": ledger_log.VERSION,
     }

@@ -43,14 +43,16 @@ def quiet(
     timeout_s: float = PATIENCE_S,
     max_open_duration_s: float = 3600.0,
     max_files: int = 64,
+    spare_files: int = 0,
 ) -> QuiverConfig:
-    """Return a configuration under which nothing happens by timer, and files are small."""
+    """Return a configuration under which nothing happens by timer, and files are small and new."""
     return QuiverConfig(
         append=AppendConfig(level=level, max_pending_bytes=max_pending_bytes, timeout_s=timeout_s),
         wal=WalConfig(
             file_size_bytes=file_size_bytes,
             max_size_bytes=max_size_bytes,
             flush_interval_s=flush_interval_s,
+            spare_files=spare_files,
         ),
         segment=SegmentConfig(
             target_size_bytes=MB,

@@ -32,6 +32,7 @@ OUT_OF_BOUNDS: list[tuple[Callable[..., Any], str, str, list[Any]]] = [
     (WalConfig, "wal", "max_size_bytes", [0, 64 * MB - 1]),
     (WalConfig, "wal", "flush_interval_s", [-0.1, INF, NAN]),
     (WalConfig, "wal", "max_group_bytes", [0, 512 * MB + 1]),
+    (WalConfig, "wal", "spare_files", [-1, 17]),
     (SegmentConfig, "segment", "target_size_bytes", [0, MB - 1, 256 * MB + 1]),
     (SegmentConfig, "segment", "max_open_duration_s", [0, -1.0, INF, NAN]),
     (SegmentConfig, "segment", "max_files", [0, 1, 1001]),

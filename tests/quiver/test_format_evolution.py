@@ -82,7 +82,7 @@ def make_wal_newer(disk: SimulatedDisk) -> None:
     path = newest_wal(disk)
     content = bytearray(disk.read(path))
     for start in (0, PHYSICAL_SECTOR_BYTES):
-        content[start + 8 : start + 10] = struct.pack("<H", 2)
+        content[start + 8 : start + 10] = struct.pack("<H", 3)
         content[start + 1000 : start + 1003] = b"new"
         end = start + PHYSICAL_SECTOR_BYTES - 8
         content[end : end + 8] = struct.pack("<Q", xxh3_64_intdigest(bytes(content[start:end])))

@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S, SCALE
 from tests.quiver.machine import Machine, payloads, quiet
 from tests.support.disk import GatedDisk
 
-from holdfast.errors import BundleTooLarge, Overloaded, StorageFailed
+from holdfast.errors import BundleTooLarge, NotAccepted, Overloaded, StorageFailed
 from holdfast.quiver import AckLevel, Intake, Quiver, Receipt
 from holdfast.quiver.base.bundle import OneEvent, encode_raw
 from holdfast.quiver.base.points import QuiverPoint
@@ -81,6 +81,34 @@ def test_nobody_is_told_before_the_sync(machine: Machine) -> None:
 
     in_loop(offer)
     assert isinstance(answers[0], Receipt)
+
+
+def test_a_group_asks_once_whether_there_is_room(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated = GatedDisk(machine.disk, QuiverPoint.WAL_SYNC)
+    quiver = machine.start(through=lambda _: gated)
+    answers: Answers = []
+    asked: list[int] = []
+    retention = quiver._engine.retention
+    refusal = retention.refusal
+
+    def count(size_bytes: int) -> NotAccepted | None:
+        asked.append(size_bytes)
+        return refusal(size_bytes)
+
+    async def offer() -> None:
+        intake = quiver.intake()
+        assert intake.offer(b"first", None, answers.append)
+        assert await asyncio.to_thread(gated.reached.wait, PATIENCE_S)
+        monkeypatch.setattr(retention, "refusal", count)
+        for _ in range(3):  # they gather while the first one is synced
+            assert intake.offer(b"more", None, answers.append)
+        gated.gate.set()
+        await answered(answers, 4)
+
+    in_loop(offer)
+    assert len(asked) == 1
 
 
 def test_what_finds_no_room_is_not_handed_over(machine: Machine) -> None:

@@ -80,7 +80,9 @@ def test_segments_that_go_are_noticed_before_a_late_seal_is_due(still: StillMach
     room, config = quiver._engine.retention, SegmentConfig()
     buffer = OpenBuffer(100.0)
     assert buffer.due_s(config, room) > 100.0 + HOURS_S / SEGMENTS_MAX
-    assert buffer.look_s(config, room, 103.0) == 103.0 + config.max_open_duration_s
+    late_s = 103.0 + config.max_open_duration_s
+    assert buffer.look_s(config, room, 103.0) == 100.0 + config.max_open_duration_s
+    assert buffer.look_s(config, room, late_s) == late_s + config.max_open_duration_s
     assert buffer.look_s(config, None, 103.0) == 100.0 + config.max_open_duration_s
     buffer.on_sealed.append(lambda _: None)
     assert buffer.due_s(config, room) == 100.0 + config.max_open_duration_s

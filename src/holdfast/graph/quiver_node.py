@@ -18,6 +18,7 @@ from holdfast.bucket_url import is_bucket
 from holdfast.errors import BadInput
 from holdfast.quiver.base.config import (
     MB,
+    SPARE_FILES_MAX,
     UPLOADS_MAX,
     AppendConfig,
     ArchiveConfig,
@@ -155,6 +156,9 @@ class WalSettings(_QuiverSection):
     """A log file is closed and the next one begun at this size."""
     flush_interval: DurationS = _WAL.flush_interval_s
     """The longest time that events acknowledged as `written` stay unsynced."""
+    spare_files: int = Field(default=_WAL.spare_files, ge=0, le=SPARE_FILES_MAX)
+    """Finished log files that are kept to be overwritten by later ones, which halves the cost of a
+    sync. 0: none; a file system that never writes in place (Btrfs, ZFS) gains nothing by them."""
 
     def as_config(self) -> WalConfig:
         """Return it as the quiver takes it."""
@@ -162,6 +166,7 @@ class WalSettings(_QuiverSection):
             file_size_bytes=min(self.file_size, self.max_size),
             max_size_bytes=self.max_size,
             flush_interval_s=self.flush_interval,
+            spare_files=self.spare_files,
         )
 
 

@@ -20,6 +20,8 @@ GB = 1024 * MB
 
 # The file names have three digits.
 FILES_MAX = 1000
+# More spare files would be no use: one is being written, one being sealed.
+SPARE_FILES_MAX = 16
 # Threads, and memory for each, that uploads may take.
 UPLOADS_MAX = 32
 # Longer waits than a month are more than the timers of some systems can hold.
@@ -161,6 +163,9 @@ class WalConfig:
     flush_interval_s: float = 0.025
     # One vectored write and one sync take at most this much (or one larger bundle).
     max_group_bytes: int = 16 * MB
+    # How many files whose bundles are all in segments are kept to be overwritten by later ones,
+    # which halves the cost of a sync. 0: every file is a new one.
+    spare_files: int = 2
 
     def __post_init__(self) -> None:
         size = self.file_size_bytes
@@ -172,6 +177,8 @@ class WalConfig:
         holds = 0 < self.max_group_bytes <= BODY_BYTES_MAX
         rule = f"from 1 to {BODY_BYTES_MAX}"
         _require(holds, "wal.max_group_bytes", self.max_group_bytes, rule)
+        holds = 0 <= self.spare_files <= SPARE_FILES_MAX
+        _require(holds, "wal.spare_files", self.spare_files, f"from 0 to {SPARE_FILES_MAX}")
 
 
 def archive_problem_of(url: str) -> str | None:

@@ -33,6 +33,13 @@ class OpenFile:
         self._handle = disk.open_read(path)
         weakref.finalize(self, disk.close, self._handle)
 
+    def check_name(self) -> None:
+        """Raise FileNotFoundError if the file has lost its name.
+
+        Then its owner may have written over it (log/spares.py), and what was read of it is nothing.
+        """
+        self._disk.file_bytes(self.path)
+
     def fill(self, offset: int, buffer: memoryview) -> tuple[int, list[tuple[int, int]]]:
         """Fill a buffer; return how much there was, and what of it cannot be read."""
         try:

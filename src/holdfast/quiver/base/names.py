@@ -4,6 +4,7 @@ ROOT/
   FORMAT                      format version and quiver_id
   LOCK                        held by the owning process
   wal/0000000000000007.wal    write-ahead log files, numbered
+  wal/0000000000000005.spare  one whose bundles are all in segments, kept to be written over
   segments/
     0000000000000003-65537-70211-300-5120/    segment_seq, first seq, last seq
       manifest                       summary, twice, with checksums
@@ -50,6 +51,7 @@ SEGMENT_SEQ_END = 10**16
 
 SLOT_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _WAL_PATTERN = re.compile(r"(\d{16,})\.wal")
+_SPARE_PATTERN = re.compile(r"\d{16,}\.spare")
 _LEDGER_PATTERN = re.compile(r"(\d{16,})\.log")
 _SEGMENT_PATTERN = re.compile(r"(\d{16})-(\d+)-(\d+)-(\d+)-(\d+)")
 _CORE_PATTERN = re.compile(r"core-(\d{2,})")
@@ -79,6 +81,16 @@ def parse_wal_file(name: str) -> int | None:
     """Return the number in a WAL file's name, or None for a foreign name."""
     match = _WAL_PATTERN.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def spare_wal_file(wal_file_name: str) -> str:
+    """Return the name that a WAL file has while it is kept to be written over."""
+    return wal_file_name.removesuffix(".wal") + ".spare"
+
+
+def is_spare_wal_file(name: str) -> bool:
+    """Whether a WAL file was kept under this name to be written over."""
+    return _SPARE_PATTERN.fullmatch(name) is not None
 
 
 def ledger_file(number: int) -> str:

@@ -24,6 +24,9 @@ class QuiverPoint(FaultPoint):
     WAL_HEADER = "wal.header", "write a WAL file's header, and what has to be written again"
     WAL_HEADER_SYNC = "wal.header_sync", "sync a WAL file's header"
     WAL_SYNC_DIR = "wal.sync_dir", "make a WAL file's name durable"
+    WAL_REUSE = "wal.reuse", "open a spare WAL file to write over it"
+    WAL_RENAME = "wal.rename", "give it its number, once its header is synced"
+    WAL_REOPEN = "wal.reopen", "open it again under its name, to append behind its header"
     WAL_WRITE = "wal.write", "write one group of frames"
     WAL_SYNC = "wal.sync", "sync one group: the moment of acknowledgement"
     WAL_ROTATE_SYNC = "wal.rotate_sync", "sync what a full WAL file still holds unsynced"
@@ -47,7 +50,9 @@ class QuiverPoint(FaultPoint):
     SEAL_SYNC_PARENT = "seal.sync_parent", "make the segment's name durable: its WAL may go"
 
     TRUNCATE_UNLINK = "truncate.unlink", "remove a WAL file whose bundles are all in segments"
-    TRUNCATE_SYNC_DIR = "truncate.sync_dir", "make that removal durable"
+    TRUNCATE_KEEP = "truncate.keep", "rename such a file to a spare instead, to be written over"
+    TRUNCATE_SYNC_DIR = "truncate.sync_dir", "make those names durable"
+    SPARE_UNLINK = "spare.unlink", "remove a spare: its room is needed, or the quiver closes"
 
     LEDGER_CREATE = "ledger.create", "create a ledger file"
     LEDGER_HEADER = "ledger.header", "write a ledger file's header"

@@ -239,8 +239,8 @@ class Engine:
         )
         self.sealer.on_sealed = self._sealed
         self.sealer.on_lost = self._write_off
-        for path, last_seq, size_bytes in recovered.wal_files:
-            self.sealer.wal_files.add(path, last_seq, size_bytes)
+        for file in recovered.wal_files:
+            self.sealer.wal_files.add(file)
         # What recovery replayed beyond one buffer is queued ahead of anything new: segments must
         # be sealed in the order of their seqs.
         self.sealer.preload(recovered.backlog)

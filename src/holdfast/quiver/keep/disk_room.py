@@ -68,9 +68,15 @@ class DiskRoom:
         self._reserve.make(self._wanted(size_bytes))
 
     def is_full(self, size_bytes: int) -> bool:
-        """Whether there is no room for an append; without one, nothing is asked of the disk."""
-        if not size_bytes:
+        """Whether there is no room for an append, also without the spare files of the log.
+
+        Without an append, nothing is asked of the disk.
+        """
+        if not size_bytes or not self._lacks(size_bytes):
             return False
+        return not self._reserve.give_up_spares() or self._lacks(size_bytes)
+
+    def _lacks(self, size_bytes: int) -> bool:
         try:
             self.make_reserve(size_bytes)
             # After the reserve, so that the free space looked at is what is left beside it.

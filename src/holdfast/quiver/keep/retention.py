@@ -228,6 +228,12 @@ class Retention:
             self._freed.notify_all()
 
     def _over_cap(self, size_bytes: int) -> bool:
+        """Whether the cap leaves no room, also without the spare files of the log."""
+        if not self._exceeds_cap(size_bytes):
+            return False
+        return not self._reserve.give_up_spares() or self._exceeds_cap(size_bytes)
+
+    def _exceeds_cap(self, size_bytes: int) -> bool:
         # What is in the WAL will be written once more, as a segment, before it can go. While the
         # disk has room that takes nothing from the reserve on the disk.
         _, to_seal_bytes = self._unsealed_bytes()
@@ -266,6 +272,8 @@ class Retention:
 
     def make_room(self) -> bool:
         """Remove what may go, because the disk refused an append, as a quota does unannounced."""
+        if self._reserve.give_up_spares():
+            return True
         with contextlib.suppress(HoldfastError, OSError), self._lock:
             pressed = self._plan_pressed()
             return pressed is not None and self._remove(pressed)

@@ -13,7 +13,7 @@ import bisect
 import itertools
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -43,18 +43,18 @@ COUNT = struct.Struct("<I")
 
 @dataclass(slots=True)
 class Numbered:
-    """An append with its place in the sequence; followers repeat its (producer, epoch)."""
+    """An append with its place in the sequence."""
 
-    append: Append
+    # The append, and behind it those that repeat its (producer, epoch).
+    appends: list[Append]
     held: list[HeldBundle]
-    followers: list[Append] = field(default_factory=list)
     # Whether it is in the open buffer, and counted as accepted.
     published: bool = False
 
     @property
-    def appends(self) -> tuple[Append, ...]:
-        """The append and those that repeat it, each with the level it asked for."""
-        return (self.append, *self.followers)
+    def append(self) -> Append:
+        """The append itself."""
+        return self.appends[0]
 
     def receipt(self, quiver_id: str, append: Append) -> Receipt:
         """Return the answer for the producer."""
@@ -62,7 +62,7 @@ class Numbered:
         first = held[0]
         events = first.events if len(held) == 1 else sum([one.events for one in held])
         return Receipt(
-            quiver_id, first.seq, len(held), events, append.level, append is not self.append
+            quiver_id, first.seq, len(held), events, append.level, append is not self.appends[0]
         )
 
 
@@ -107,7 +107,7 @@ class Numbering:
             except HoldfastError as error:
                 self.refused.append((append, error))
                 return
-        numbered = Numbered(append, self._number(append))
+        numbered = Numbered([append], self._number(append))
         self.numbered.append(numbered)
         if append.producer is not None and append.epoch:
             self._in_group[append.producer] = numbered
@@ -123,7 +123,7 @@ class Numbering:
         if before is not None and before.append.epoch >= append.epoch:
             if before.append.epoch > append.epoch:
                 raise Producers.stale(producer, append.epoch, before.append.epoch)
-            before.followers.append(append)
+            before.appends.append(append)
             return True
         last = self._producers.seen(producer, append.epoch)
         if last is None:
@@ -240,20 +240,21 @@ class Framing:
         self.end += HEADER_BYTES + len(body) + len(padding)
 
 
-def parts(appends: list[Append], room: Room | None) -> list[list[Append]]:
-    """Return a group; where there is no room for all of it, the first ones that fit, and the rest.
+def parts(appends: list[Append], room: Room | None) -> tuple[list[list[Append]], bool]:
+    """Return a group, and whether there is room for it.
 
-    Those behind wait for room together, and hold up none that needs no more.
+    Where there is none for all of it, it is the first ones that fit, and the rest. Those behind
+    wait for room together, and hold up none that needs no more.
 
     A group is as large as its appends were many, so near a cap it may be refused as a whole
     although most of it would fit. The largest prefix that fits is found by bisection: room is
     monotonic in size, and asking it is not free.
     """
-    ends = list(itertools.accumulate(append.size_bytes for append in appends))
-    if room is None or len(ends) <= 1 or room.refusal(ends[-1]) is None:
-        return [appends]
+    ends = list(itertools.accumulate([append.size_bytes for append in appends]))
+    if room is None or not ends or room.refusal(ends[-1]) is None:
+        return [appends], True
     count = bisect.bisect_left(ends, 1, key=lambda size: room.refusal(size) is not None)
-    return [appends[:count], appends[count:]] if count else [appends]
+    return ([appends[:count], appends[count:]] if count else [appends]), False
 
 
 def last_append(item: Numbered) -> LastAppend:
@@ -262,6 +263,11 @@ def last_append(item: Numbered) -> LastAppend:
     return LastAppend(first.epoch, first.seq, len(item.held), events, first.ingestion_ns)
 
 
-def needs_sync(numbered: list[Numbered]) -> bool:
-    """Whether anyone in the group waits for stable storage."""
-    return any(one.level >= AckLevel.FSYNCED for item in numbered for one in item.appends)
+def answers_from_memory(quiver_id: str, group: Iterable[Numbered]) -> list[Answered]:
+    """Return the good news for everyone who waits neither for a write nor for a sync."""
+    return [
+        (append, item.receipt(quiver_id, append))
+        for item in group
+        for append in item.appends
+        if append.level is AckLevel.MEMORY
+    ]

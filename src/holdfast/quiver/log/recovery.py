@@ -33,7 +33,14 @@ from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.quarantine import Damage, Quarantine
 from holdfast.quiver.log.replay import Replay, WalContent, read_wal_file
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
-from holdfast.quiver.log.wal import HEADER_BYTES, SEQ_BLOCK, HeaderFault, NewerVersion, WalHeader
+from holdfast.quiver.log.wal import (
+    HEADER_BYTES,
+    SEQ_BLOCK,
+    ClosedWalFile,
+    HeaderFault,
+    NewerVersion,
+    WalHeader,
+)
 from holdfast.quiver.log.writer_state import LastAppend, OpenBuffer, Producers, WriterStart
 from holdfast.quiver.segments import manifest
 from holdfast.quiver.segments.data_file import DAMAGE_ERRORS
@@ -70,8 +77,8 @@ class Recovered:
     start: WriterStart
     # Full buffers, to be sealed first.
     backlog: list[OpenBuffer]
-    # Old WAL files: path, highest seq still needed from it (-1: none), size.
-    wal_files: list[tuple[PurePath, int, int]]
+    # Old WAL files, each with the highest seq still needed from it (-1: none).
+    wal_files: list[ClosedWalFile]
 
 
 class Recovery:
@@ -254,6 +261,9 @@ class Recovery:
         faults: dict[int, tuple[PurePath, int, str]] = {}
         for entry in self._disk.list(directory):
             path = directory / entry.name
+            if names.is_spare_wal_file(entry.name):
+                self._sweep(path)
+                continue
             number = names.parse_wal_file(entry.name)
             if number is None or entry.is_dir:
                 self._set_aside(path, "not a WAL file")
@@ -377,7 +387,10 @@ class Recovery:
             buffer=open_buffer,
         )
         sizes = {content.path: content.size_bytes for content in files}
-        kept = [(p, self._keep_through(seq, replay), sizes[p]) for p, seq in needed.items()]
+        kept = [
+            ClosedWalFile(path, self._keep_through(seq, replay), sizes[path])
+            for path, seq in needed.items()
+        ]
         return Recovered(start, backlog, kept)
 
     def _keep_through(self, last_seq: int, replay: Replay) -> int:
@@ -418,7 +431,7 @@ class Recovery:
     def _remove(self, path: PurePath) -> None:
         """Remove a file or a directory; what cannot be removed now is swept next time."""
         try:
-            if path.name.endswith(".wal"):
+            if path.parent.name == names.WAL_DIR:
                 self._disk.unlink(path, QuiverPoint.RECOVER_SWEEP)
             else:
                 remove_tree(self._disk, path, QuiverPoint.RECOVER_SWEEP)

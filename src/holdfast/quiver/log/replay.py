@@ -77,6 +77,10 @@ class FileWindow:
         if count < size_bytes:
             self.view, self.end = self.view[:count], offset + count
 
+    def forget(self) -> None:
+        """Have nothing in view, so that what is shown next is read again."""
+        self.base, self.view = 0, memoryview(b"")
+
     @property
     def shown_end(self) -> int:
         """Where the view ends in the file."""
@@ -88,8 +92,14 @@ class FileWindow:
 
 
 def walk_file(window: FileWindow, salt: int) -> Iterator[Frame | Hole]:
-    """Yield everything after the header, as `walk` does; payloads are there until the next item."""
+    """Yield everything after the header, as `walk` does; payloads are there until the next item.
+
+    A hole is read again when something sound is found behind it. The owner may be writing over an
+    old file meanwhile: then the hole was only older than what stands behind it.
+    """
     offset = FILE_HEADER_BYTES
+    holes: list[Hole] = []
+    read_again_at = -1
     while offset < window.end:
         if offset + HEADER_BYTES > window.shown_end:
             window.show(offset, HEADER_BYTES)
@@ -102,15 +112,25 @@ def walk_file(window: FileWindow, salt: int) -> Iterator[Frame | Hole]:
                 continue
             if fault.frame is None:
                 frame_end = _next_header(window, offset + ALIGNMENT_BYTES, salt)
-            yield Hole(offset, frame_end, fault.reason, fault.frame)
+            holes.append(Hole(offset, frame_end, fault.reason, fault.frame))
             offset = frame_end
         else:
+            if holes and holes[0].start > read_again_at:
+                offset = read_again_at = holes[0].start
+                holes.clear()
+                window.forget()
+                continue
+            yield from holes
+            holes.clear()
             yield frame
             offset = frame.end
+    yield from holes
 
 
 def is_begun(window: FileWindow, header: WalHeader) -> bool:
     """Whether the creation of a file was finished: all its copies are there, or more is."""
+    if header.recycled_bytes:
+        return True  # it has no copies, and had this header before it had this name
     end = FILE_HEADER_BYTES + header.copied_bytes
     if window.end != end:
         return window.end > end
@@ -282,6 +302,8 @@ class Replay:
                     last_sound = item
             elif item.start < synced_through:
                 self._damage(item, place)
+            elif _is_unused(item, window, place):
+                self.sound_through = min(self.sound_through, item.start)
             else:
                 self.torn_bytes += item.end - item.start
                 self.sound_through = min(self.sound_through, item.start)
@@ -301,6 +323,8 @@ class Replay:
         unlike: set[int] = set()
         for item in walk_file(window, salt):
             if isinstance(item, Hole):
+                if self.keeps_payloads:
+                    window.file.check_name()
                 if window.lacks(item.start, item.end):
                     item = replace(item, reason=UNREADABLE)  # noqa: PLW2901
             elif item.kind in BUNDLE_KINDS and not is_readable(item.kind, item.payload):
@@ -523,6 +547,19 @@ def _begun(files: Sequence[WalContent]) -> list[WalContent]:
         or file.header.previous_number not in single | followed
         or is_begun(file.window(), file.header)
     ]
+
+
+def _is_unused(hole: Hole, window: FileWindow, place: _Place) -> bool:
+    """Whether a hole is what the file that was written over held there, as far as can be told.
+
+    It begins where the next group would, and ends where the old file did: nothing was appended
+    beyond. A group that is torn before its first header looks the same; it was never acknowledged.
+    What the disk cannot read there may have been.
+    """
+    recycled_bytes = place.file.header.recycled_bytes
+    if place.later is not None or hole.end != window.end or hole.end != recycled_bytes:
+        return False
+    return hole.frame is None and not window.lacks(hole.start, hole.start + HEADER_BYTES)
 
 
 def _note_cut(items: list[Frame | Hole], end: int, synced_through: int) -> None:

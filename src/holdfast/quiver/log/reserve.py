@@ -136,6 +136,8 @@ class DiskReserve:
         self._clock = seam.clock
         self._retry_s = -math.inf
         self._written_out_s = seam.clock.monotonic_s()
+        # Removes what goes before any share: the spare files of the log.
+        self.on_full: Callable[[], bool] = lambda: False
 
     def find(self) -> None:
         """Take over what the last process left."""
@@ -183,6 +185,8 @@ class DiskReserve:
             if not missing:
                 return
             free_bytes = self._disk.free_bytes(self._root)
+            if free_bytes < missing + FREE_BYTES_MIN and self.give_up_spares():
+                free_bytes = self._disk.free_bytes(self._root)
             now_s = self._clock.monotonic_s()
             # `free_bytes` knows nothing of a quota. Under one, each attempt would write megabytes
             # and fail; so attempts are spaced out until one succeeds or something is removed
@@ -274,8 +278,17 @@ class DiskReserve:
         del self._files[share][path]
         self._unwritten.pop(path, None)
 
+    def give_up_spares(self) -> bool:
+        """Remove the spare files of the log; return whether there were any."""
+        if not self.on_full():
+            return False
+        self.freed()
+        return True
+
     def give_up(self, share: ReserveShare) -> bool:
-        """Free the blocks of a share; return whether there were any."""
+        """Free the blocks of the spares, or else of a share; return whether there were any."""
+        if self.give_up_spares():
+            return True
         with self._writing_out, self._lock:
             freed = False
             for path in list(self._files[share]):

@@ -59,7 +59,9 @@ class Sealer:
         self.on_sealed: Callable[[], None] = lambda: None
         # Called, before they go, with bundles that can no longer be read from the WAL.
         self.on_lost: Callable[[list[Lost]], None] = lambda _: None
-        self.wal_files = ClosedWalFiles(seam.disk, wal_dir)
+        bound_bytes = min(config.wal.max_size_bytes, config.retention.size_cap_bytes)
+        self.wal_files = ClosedWalFiles(seam.disk, wal_dir, config.wal.spare_files, bound_bytes)
+        reserve.on_full = self.wal_files.spares.give_up
         self._wal_dir = wal_dir
         self._clock = seam.clock
         self._config = config.segment
@@ -162,8 +164,12 @@ class Sealer:
             self._answer_the_rest()
 
     def _drain(self) -> None:
-        """Seal what is left, in the closing thread; whatever fails stays in the WAL."""
+        """Seal what is left, in the closing thread, and keep no spare file of the log.
+
+        Whatever fails stays in the WAL.
+        """
         try:
+            self.wal_files.spares.end()
             while self._queue:
                 self._seal_oldest()
         except OSError as error:

@@ -2,7 +2,8 @@
 
 Every process start and every handed-over segment begins a new file, so a file is never appended to
 after a crash, and it is removed as a whole once its bundles are in segments: there is no cursor to
-keep and nothing to truncate in place.
+keep and nothing to truncate in place. What is removed may be kept as a spare, and written over by a
+later file (spares.py): that one has another salt, so nothing of its former life is found in it.
 
 The header is stored twice, each copy in a sector of its own with its checksum at its end, in this
 and in all later versions, so that a program can tell a newer header from a damaged one. (Ledger
@@ -20,6 +21,8 @@ files and the reserve begin with such a block, too.) It holds
                       can be read is on the disk, least of all after a failed sync
     accepted_before   how many bundles and events the quiver had accepted before this file, without
                       the copies
+    recycled_bytes    how long the file was that this one is written over; 0 for a new file, which
+                      is of version 1
 
 A file exists once its header and its copies do: until then (replay.py) the file before counts as a
 whole. So a file is never written to again once its successor was tried, or a leftover of that try
@@ -38,6 +41,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from typing import TYPE_CHECKING, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -55,7 +59,11 @@ from holdfast.quiver.base.frame import (
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.group import Framing, Numbered
-from holdfast.seam.disk import Disk, disk_error, write_all, write_behind
+from holdfast.quiver.log.spares import SpareWalFiles
+from holdfast.seam.disk import Disk, Handle, disk_error, write_all, write_behind
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BLOCK_BYTES = 8192
 
@@ -90,8 +98,8 @@ def sound_copies(view: memoryview) -> int:
     )
 
 
-def decode_block(view: memoryview, magic: bytes, version: int) -> memoryview:
-    """Return the fields from whichever copy is sound."""
+def decode_block(view: memoryview, magic: bytes, newest_version: int) -> memoryview:
+    """Return the fields from whichever copy is sound; those that a version lacks are zeros."""
     if len(view) < BLOCK_BYTES:
         raise HeaderFault("the file is shorter than its header")
     for copy in (view[:_COPY_BYTES], view[_COPY_BYTES:BLOCK_BYTES]):
@@ -101,7 +109,7 @@ def decode_block(view: memoryview, magic: bytes, version: int) -> memoryview:
         # Only behind the checksum: a version that the disk made up must not be mistaken for a
         # newer program's file, which is refused, while a damaged one is repaired from its copy.
         _, found, _, _ = _LEAD.unpack_from(copy)
-        if found != version:
+        if not 1 <= found <= newest_version:
             raise NewerVersion(f"version {found}")
         return copy[_LEAD.size : _SUM_OFFSET]
     raise HeaderFault("both copies of the header are damaged")
@@ -109,10 +117,12 @@ def decode_block(view: memoryview, magic: bytes, version: int) -> memoryview:
 
 HEADER_BYTES = BLOCK_BYTES
 SEQ_BLOCK = 65_536
+# Of a new file, and of one that is written over a spare.
 VERSION = 1
+RECYCLED_VERSION = 2
 
 _MAGIC = b"HFWAL\r\n\x1a"
-_FIELDS = struct.Struct("<16sQQQQQQQQQqQ")
+_FIELDS = struct.Struct("<16sQQQQQQQQQqQQ")
 
 
 @dataclass(frozen=True)
@@ -129,6 +139,7 @@ class WalHeader:
     accepted_before: Totals
     created_ns: int
     copied_bytes: int = 0
+    recycled_bytes: int = 0
 
     def encode(self) -> bytes:
         """Return the whole header block."""
@@ -143,14 +154,16 @@ class WalHeader:
             *self.accepted_before,
             self.created_ns,
             self.copied_bytes,
+            self.recycled_bytes,
         )
-        return encode_block(_MAGIC, VERSION, fields)
+        return encode_block(_MAGIC, RECYCLED_VERSION if self.recycled_bytes else VERSION, fields)
 
 
 def decode_header(view: memoryview) -> WalHeader:
     """Return the header from whichever copy is sound."""
-    owner, *numbers = _FIELDS.unpack_from(decode_block(view, _MAGIC, VERSION))
-    number, salt, seq_limit, previous_number, previous_synced, *totals, created_ns, copied = numbers
+    owner, *numbers = _FIELDS.unpack_from(decode_block(view, _MAGIC, RECYCLED_VERSION))
+    number, salt, seq_limit, previous_number, previous_synced, *totals = numbers[:-3]
+    created_ns, copied_bytes, recycled_bytes = numbers[-3:]
     return WalHeader(
         str(uuid.UUID(bytes=owner)),
         number,
@@ -161,7 +174,8 @@ def decode_header(view: memoryview) -> WalHeader:
         Totals(*totals[:2]),
         Totals(*totals[2:]),
         created_ns,
-        copied,
+        copied_bytes,
+        recycled_bytes,
     )
 
 
@@ -203,12 +217,23 @@ class WalFile:
     """The WAL file being appended to. One thread only."""
 
     def __init__(
-        self, disk: Disk, directory: PurePath, header: WalHeader, copied: Sequence[list[HeldBundle]]
+        self,
+        disk: Disk,
+        directory: PurePath,
+        header: WalHeader,
+        copied: Sequence[list[HeldBundle]] = (),
+        spares: SpareWalFiles | None = None,
     ) -> None:
         """Create the file with copies of some appends and make it durable, or leave nothing behind.
 
         1. create  2. header and copies  3. sync  4. sync the directory
+
+        Without copies it is written over a spare, if there is one. That is renamed only when its
+        header is synced, so whatever has a WAL file's name has the header of this life:
+
+        1. open  2. header  3. sync  4. rename  5. sync the directory
         """
+        spare = None if spares is None or copied else spares.take()
         framing = Framing(header.salt, HEADER_BYTES, HEADER_BYTES, NOTHING)
         framing.put_all(copied)
         self.header = replace(header, copied_bytes=framing.end - HEADER_BYTES)
@@ -216,19 +241,54 @@ class WalFile:
         self.last_seq = max((held.seq for bundles in copied for held in bundles), default=-1)
         self.end = self.synced = framing.end
         self.holds = self.synced_holds = framing.holds
+        # Whether a write or a sync of it failed.
+        self.has_failed = False
         self._disk = disk
-        self._handle = disk.create(self.path, QuiverPoint.WAL_CREATE)
+        self._handle = self._create(framing.buffers) if spare is None else self._write_over(spare)
+
+    def _create(self, copies: Sequence[Buffer]) -> Handle:
+        disk, handle = self._disk, self._disk.create(self.path, QuiverPoint.WAL_CREATE)
         try:
-            content = [self.header.encode(), *framing.buffers]
-            write_all(disk, self._handle, content, QuiverPoint.WAL_HEADER)
-            disk.sync(self._handle, QuiverPoint.WAL_HEADER_SYNC)
-            disk.sync_dir(directory, QuiverPoint.WAL_SYNC_DIR)
+            write_all(disk, handle, [self.header.encode(), *copies], QuiverPoint.WAL_HEADER)
+            disk.sync(handle, QuiverPoint.WAL_HEADER_SYNC)
+            disk.sync_dir(self.path.parent, QuiverPoint.WAL_SYNC_DIR)
         except OSError:
             # What stays behind is harmless at the next start; a busy name is not.
-            disk.close(self._handle)
-            with contextlib.suppress(OSError):
-                disk.unlink(self.path, QuiverPoint.TRUNCATE_UNLINK)
+            disk.close(handle)
+            self._remove(self.path)
             raise
+        return handle
+
+    def _write_over(self, spare: PurePath) -> Handle:
+        try:
+            self._write_header_over(spare)
+            self._disk.rename(spare, self.path, QuiverPoint.WAL_RENAME)
+            self._disk.sync_dir(self.path.parent, QuiverPoint.WAL_SYNC_DIR)
+            return self._disk.reuse(self.path, QuiverPoint.WAL_REOPEN, self.end)
+        except OSError:
+            self._remove(spare)
+            self._remove(self.path)
+            raise
+
+    def _write_header_over(self, spare: PurePath) -> None:
+        # Closed before it is renamed: Windows renames nothing that is open.
+        handle = self._disk.reuse(spare, QuiverPoint.WAL_REUSE)
+        try:
+            recycled_bytes = self._disk.open_size_bytes(handle)
+            self.header = replace(self.header, recycled_bytes=recycled_bytes)
+            write_all(self._disk, handle, [self.header.encode()], QuiverPoint.WAL_HEADER)
+            self._disk.sync(handle, QuiverPoint.WAL_HEADER_SYNC)
+        finally:
+            self._disk.close(handle)
+
+    def _remove(self, path: PurePath) -> None:
+        with contextlib.suppress(OSError):
+            self._disk.unlink(path, QuiverPoint.TRUNCATE_UNLINK)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file, with what is left of its former life."""
+        return max(self.end, self.header.recycled_bytes)
 
     def write(self, group: list[Numbered]) -> None:
         """Append the frames of a group; on an error the file's end is unknown until `undo`."""
@@ -252,7 +312,11 @@ class WalFile:
 
     def sync(self, at: QuiverPoint = QuiverPoint.WAL_SYNC) -> None:
         """Put everything written on stable storage. After an error: never again on this file."""
-        self._disk.sync(self._handle, at)
+        try:
+            self._disk.sync(self._handle, at)
+        except OSError:
+            self.has_failed = True
+            raise
         self.synced, self.synced_holds = self.end, self.holds
 
     def undo(self) -> None:
@@ -261,6 +325,7 @@ class WalFile:
         If the disk allows neither, the caller begins another file: the frames of this write were
         refused, and must not be there at the next start.
         """
+        self.has_failed = True
         self._disk.truncate(self._handle, self.end, QuiverPoint.WAL_UNDO)
         self._disk.sync(self._handle, QuiverPoint.WAL_UNDO_SYNC)
         self.synced, self.synced_holds = self.end, self.holds
@@ -269,15 +334,30 @@ class WalFile:
         """Close the descriptor; syncs nothing."""
         self._disk.close(self._handle)
 
+    def closed(self) -> ClosedWalFile:
+        """Return what is to be known of it once it is left."""
+        return ClosedWalFile(self.path, self.last_seq, self.size_bytes, not self.has_failed)
+
+
+class ClosedWalFile(NamedTuple):
+    """A WAL file that is no longer written to."""
+
+    path: PurePath
+    last_seq: int
+    size_bytes: int
+    # Whether a later file may be written over it: see spares.py.
+    may_be_kept: bool = False
+
 
 class ClosedWalFiles:
     """WAL files no longer written to, each removed once a segment holds its last bundle."""
 
-    def __init__(self, disk: Disk, directory: PurePath) -> None:
+    def __init__(self, disk: Disk, directory: PurePath, spare_files: int, bound_bytes: int) -> None:
+        self.spares = SpareWalFiles(disk, directory, spare_files, bound_bytes)
         self._disk = disk
         self._directory = directory
         self._lock = threading.Lock()
-        self._files: list[tuple[PurePath, int, int]] = []
+        self._files: list[ClosedWalFile] = []
         self._size_bytes = 0
         self._sealed_through = -1
         # While there is no newer file, the newest of these keeps the sequence floor.
@@ -285,50 +365,72 @@ class ClosedWalFiles:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all closed files that are still there."""
-        return self._size_bytes
+        """Bytes of all closed files that are still there, and of the spares."""
+        return self._size_bytes + self.spares.size_bytes
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._files) + len(self.spares)
 
-    def add(self, path: PurePath, last_seq: int, size_bytes: int) -> None:
+    def add(self, file: ClosedWalFile) -> None:
         """Take a file over from the writer or from recovery.
 
         Its size counts against the log's bound until it is really gone, not until it could be.
         """
         with self._lock:
-            self._files.append((path, last_seq, size_bytes))
-            self._size_bytes += size_bytes
+            self._files.append(file)
+            self._size_bytes += file.size_bytes
 
     def remove_sealed(self, sealed_through: int = -1) -> None:
-        """Unlink every file whose bundles are all in segments; call again after a failure.
+        """Let every file go whose bundles are all in segments; call again after a failure.
 
         One that cannot go yet holds up no other: on Windows none goes that a reader has open.
         """
         with self._lock:
             self._sealed_through = max(self._sealed_through, sealed_through)
-            due = [file for file in self._files if file[1] <= self._sealed_through]
+            due = [file for file in self._files if file.last_seq <= self._sealed_through]
             if self.newest_stays and self._files:
                 due = [file for file in due if file != max(self._files)]
             if not due:
                 return
-            refusals = [refusal for file in due if (refusal := self._remove(file))]
+            kept: list[ClosedWalFile] = []
+            for file in due:
+                if spare := self._keep(file, len(kept)):
+                    kept.append(spare)
+            refusals = [
+                refusal for file in due if file in self._files and (refusal := self._remove(file))
+            ]
             # Not for safety (a file that comes back is skipped at replay), but so that it is free.
+            # A spare is one only then: what was not renamed durably is removed with the next ones.
             self._disk.sync_dir(self._directory, QuiverPoint.TRUNCATE_SYNC_DIR)
+            for spare in kept:
+                self._forget(spare)
+                self.spares.add(spare.path, spare.size_bytes)
             if refusals:
                 raise OSError(*refusals[0])
 
-    def _remove(self, file: tuple[PurePath, int, int]) -> tuple[object, ...] | None:
+    def _keep(self, file: ClosedWalFile, beside: int) -> ClosedWalFile | None:
+        """Rename a file to a spare; return what it is now, None if it is to be unlinked."""
+        path = self.spares.keep(file.path, file.size_bytes, beside) if file.may_be_kept else None
+        if path is None:
+            return None
+        spare = ClosedWalFile(path, file.last_seq, file.size_bytes)
+        self._files[self._files.index(file)] = spare
+        return spare
+
+    def _remove(self, file: ClosedWalFile) -> tuple[object, ...] | None:
         """Remove a file; return why it stays (no exception, which keeps frames and all in them)."""
         try:
-            self._disk.unlink(file[0], QuiverPoint.TRUNCATE_UNLINK)
+            self._disk.unlink(file.path, QuiverPoint.TRUNCATE_UNLINK)
         except FileNotFoundError:
             pass
         except OSError as refusal:
-            return refusal.errno, refusal.strerror, str(file[0])
-        self._files.remove(file)
-        self._size_bytes -= file[2]
+            return refusal.errno, refusal.strerror, str(file.path)
+        self._forget(file)
         return None
+
+    def _forget(self, file: ClosedWalFile) -> None:
+        self._files.remove(file)
+        self._size_bytes -= file.size_bytes
 
 
 def new_salt(randomness: random.Random) -> int:

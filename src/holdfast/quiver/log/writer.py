@@ -37,7 +37,7 @@ from holdfast.quiver.base.config import AckLevel, QuiverConfig
 from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
-from holdfast.quiver.log.group import Numbered, Numbering, last_append, needs_sync, parts
+from holdfast.quiver.log.group import Numbered, Numbering, answers_from_memory, last_append, parts
 from holdfast.quiver.log.inbox import Answered, Append, Inbox, Receipt, answer, answer_when_sealed
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.sealer import Sealer
@@ -173,7 +173,7 @@ class Writer:
     @property
     def wal_bytes(self) -> int:
         """Bytes of all WAL files."""
-        return self._sealer.wal_files.size_bytes + (self._wal.end if self._wal else 0)
+        return self._sealer.wal_files.size_bytes + (self._wal.size_bytes if self._wal else 0)
 
     # ------------------------------------------------------------------ thread
 
@@ -182,8 +182,10 @@ class Writer:
             while True:
                 items = self.inbox.take(self._config.wal.max_group_bytes, self._patience_s())
                 appends = [item for item in items if isinstance(item, Append)]
-                for part in parts(appends, self.room) if appends or self._carried else ():
-                    self._commit(part)
+                if appends or self._carried:
+                    groups, has_room = parts(appends, self.room)
+                    for group in groups:
+                        self._commit(group, has_room=has_room)
                 for item in items:
                     if not isinstance(item, Append):
                         item.run()
@@ -224,7 +226,7 @@ class Writer:
             if self._sync_due_s is not None and now_s >= self._sync_due_s:
                 self._sync_or_rescue()
             full = self.buffer.size_bytes >= segment.target_size_bytes
-            old = now_s >= self.buffer.due_s(segment, self.room)
+            old = self.buffer.is_due(segment, self.room, now_s)
             if self.buffer.bundles and (full or old) and not self._hand_over() and old:
                 # The sealer is busy: look again after another period, not in a hot loop.
                 self.buffer.opened_at_s = now_s
@@ -233,14 +235,14 @@ class Writer:
 
     # ------------------------------------------------------------------- group
 
-    def _commit(self, appends: list[Append]) -> None:
+    def _commit(self, appends: list[Append], *, has_room: bool = False) -> None:
         group: list[Numbered] = []
         answers: list[Answered] = []
         owed: list[Append] = appends
-        size_bytes = sum(append.size_bytes for append in appends)
+        size_bytes = sum([append.size_bytes for append in appends])
         try:
             # Before any append is claimed: whoever gives up while we wait was not stored.
-            self._make_room(size_bytes)
+            self._make_room(size_bytes, has_room=has_room)
             carried = self._carried
             numbering = Numbering(
                 self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns(), carried
@@ -287,25 +289,17 @@ class Writer:
     def _store(self, group: list[Numbered], *, early: bool) -> list[Answered]:
         """Write, sync as needed, publish; return the answers that are due now."""
         wal = self._wal_for(sum(len(held.payload) for item in group for held in item.held))
-        if early:
-            answer(self._answers_from_memory(group))
+        levels = [append.level for item in group for append in item.appends]
+        if early and AckLevel.MEMORY in levels:
+            answer(answers_from_memory(self._quiver_id, group))
         self._write(wal, group)
         self._unsynced += group
         self.counters.groups += 1
-        if needs_sync(group):
+        if max(levels) >= AckLevel.FSYNCED:
             self._sync_or_rescue()
         elif self._sync_due_s is None:
             self._sync_due_s = self._clock.monotonic_s() + self._config.wal.flush_interval_s
         return self._publish(group)
-
-    def _answers_from_memory(self, group: list[Numbered]) -> list[Answered]:
-        """Return the good news for everyone who waits neither for a write nor for a sync."""
-        return [
-            (append, item.receipt(self._quiver_id, append))
-            for item in group
-            for append in item.appends
-            if append.level is AckLevel.MEMORY
-        ]
 
     def _publish(self, group: list[Numbered]) -> list[Answered]:
         if not self.buffer.bundles:
@@ -318,10 +312,10 @@ class Writer:
         patient: list[Answered] = []
         for item in group:
             item.published = True
-            first = item.append
+            first = item.appends[0]
             if first.producer is not None and first.epoch:
                 self._producers.record(first.producer, last_append(item))
-            for append in item.appends if item.followers else (first,):
+            for append in item.appends:
                 target = patient if append.level is AckLevel.SEGMENT else due
                 target.append((append, item.receipt(self._quiver_id, append)))
         if patient:
@@ -333,7 +327,7 @@ class Writer:
         """Keep what was acknowledged in memory for the next group."""
         for item in group:
             if item.append.outcome is not None:
-                item.followers = []
+                del item.appends[1:]
                 self._carried.append(item)
 
     # -------------------------------------------------------------------- disk
@@ -383,7 +377,7 @@ class Writer:
 
         `counted` are those of the copies that were counted as accepted.
         """
-        self._wal_is_left = True
+        self._wal_is_left, files = True, self._sealer.wal_files
         number, self._next_wal_number = self._next_wal_number, self._next_wal_number + 1
         header = WalHeader(
             quiver_id=self._quiver_id,
@@ -397,13 +391,14 @@ class Writer:
             created_ns=self._clock.wall_ns(),
         )
         fresh = self._reserve.lend(
-            ReserveShare.HEADERS, lambda: WalFile(self._disk, self._wal_dir, header, copied)
+            ReserveShare.HEADERS,
+            lambda: WalFile(self._disk, self._wal_dir, header, copied, files.spares),
         )
         if self._wal is not None:
             self._wal.close()
-            self._sealer.wal_files.add(self._wal.path, self._wal.last_seq, self._wal.end)
+            files.add(self._wal.closed())
         self._wal, self._wal_is_left, self._start = fresh, False, None
-        self._sealer.wal_files.newest_stays = False
+        files.newest_stays = False
 
     def _sync_or_rescue(self, at: QuiverPoint = QuiverPoint.WAL_SYNC) -> None:
         wal = self._wal
@@ -425,7 +420,8 @@ class Writer:
         self._sync_due_s = None
 
     def _rescue(self) -> None:
-        """Begin a new file with everything not known to be durable, or stop accepting."""
+        """Begin a file with all that is not known to be durable, not a spare; or stop accepting."""
+        self._sealer.wal_files.spares.give_up()
         try:
             self._rotate(
                 [item.held for item in self._unsynced],
@@ -450,20 +446,26 @@ class Writer:
 
     # ----------------------------------------------------------------- sealing
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Wait while both buffers are full, the WAL is at its cap, or the quiver is."""
+    def _make_room(self, size_bytes: int, *, has_room: bool) -> None:
+        """Wait while both buffers are full, the WAL is at its cap, or the quiver is.
+
+        `has_room`: the quiver was asked a moment ago.
+        """
         if self.failure is not None:
             return
         if self.buffer.size_bytes >= self._config.segment.target_size_bytes:
             self._wait_for_sealer(self._hand_over)
+            has_room = False
         if self.wal_bytes >= self._config.wal.max_size_bytes:
             self._wait_for_sealer(self._wal_has_room)
-        if size_bytes and self.room is not None:
+            has_room = False
+        if size_bytes and self.room is not None and not has_room:
             self._wait_for_room(self.room, size_bytes)
 
     def _wal_has_room(self) -> bool:
         if not self.buffer.bundles and self._wal is not None and self._wal.last_seq >= 0:
             self._end_wal_file()  # it was kept in use only because this failed before
+        self._reserve.give_up_spares()
         with contextlib.suppress(OSError):
             self._sealer.wal_files.remove_sealed()
         return self.wal_bytes < self._config.wal.max_size_bytes or self._hand_over()

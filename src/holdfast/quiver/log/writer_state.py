@@ -167,20 +167,32 @@ class OpenBuffer:
         )
         self.bundles.extend(bundles)
 
-    def due_s(self, config: SegmentConfig, room: Room | None) -> float:
-        """Return when it is to be sealed, however small it is.
+    def is_due(self, config: SegmentConfig, room: Room | None, now_s: float) -> bool:
+        """Whether it is to be sealed, however small it is.
 
         Not as long as there would be too many segments; unless an append or a flush waits for it.
         """
-        longest_s = config.max_open_duration_s
-        wait_s = min(config.min_open_duration_s, longest_s) if self.is_wanted else longest_s
-        if room is not None and not self.on_sealed:
-            wait_s = max(wait_s, room.earliest_seal_s())
-        return self.opened_at_s + wait_s
+        return now_s >= self._usually_due_s(config) and now_s >= self.due_s(config, room)
 
     def look_s(self, config: SegmentConfig, room: Room | None, now_s: float) -> float:
         """Return when to look whether it is to be sealed: segments may have gone by then."""
+        usually_s = self._usually_due_s(config)
+        if now_s < usually_s:
+            return usually_s
         return min(self.due_s(config, room), now_s + config.max_open_duration_s)
+
+    def _usually_due_s(self, config: SegmentConfig) -> float:
+        """Return when it is due at the earliest; to ask about segments takes far longer."""
+        longest_s = config.max_open_duration_s
+        wait_s = min(config.min_open_duration_s, longest_s) if self.is_wanted else longest_s
+        return self.opened_at_s + wait_s
+
+    def due_s(self, config: SegmentConfig, room: Room | None) -> float:
+        """Return when it is due; later than usual where there would be too many segments."""
+        due_s = self._usually_due_s(config)
+        if room is not None and not self.on_sealed:
+            due_s = max(due_s, self.opened_at_s + room.earliest_seal_s())
+        return due_s
 
     @property
     def first_seq(self) -> int:

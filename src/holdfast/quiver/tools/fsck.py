@@ -357,6 +357,11 @@ class _FsckChecks:
     # --------------------------------------------------------------- the rest
 
     def _leftovers(self) -> Iterator[QuiverFinding]:
+        for entry in self._list(names.WAL_DIR):
+            if names.is_spare_wal_file(entry.name) and self.owner is None:
+                where = f"{names.WAL_DIR}/{entry.name}"
+                what = "an old WAL file that was kept to be written over"
+                yield QuiverFinding(Severity.NOTE, where, what, "the next start removes it")
         for entry in self._list(names.TRASH_DIR):
             if self.owner is None:
                 where = f"{names.TRASH_DIR}/{entry.name}"

@@ -301,6 +301,8 @@ def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[W
     """Return the WAL files of one moment; raises FileNotFoundError if one goes meanwhile."""
     contents, files = [], []
     for entry in entries_of(disk, directory):
+        if names.is_spare_wal_file(entry.name):
+            continue
         path, fault = directory / entry.name, None
         try:
             contents.append(read_wal_file(disk, path))
@@ -309,6 +311,8 @@ def _read_wal(disk: Disk, directory: PurePath) -> tuple[list[WalContent], list[W
             # listing may have missed or not, so everything is looked at once more.
             raise
         except (OSError, HeaderFault, NewerVersion) as error:
+            # Raises FileNotFoundError, too: of one that became a spare, half may be a later header.
+            disk.file_bytes(path)
             fault = str(error)
         files.append(WalFileInfo(entry.name, entry.size_bytes, fault))
     return sorted(contents, key=lambda content: content.header.number), files
