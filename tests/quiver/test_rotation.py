@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 import pytest
 from tests.patience import until
 from tests.quiver.machine import NO_SEAL, WAL, Machine, contents, disk_with, payloads
@@ -12,7 +14,8 @@ from holdfast.quiver import Quiver
 from holdfast.quiver.base.names import wal_file
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.wal import HEADER_BYTES
-from holdfast.seam.faulty import Fault, FaultKind
+from holdfast.seam.disk import Handle
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedCrash
 
 CREATING = [
@@ -104,6 +107,28 @@ def test_a_handed_over_segment_ends_the_file_and_the_file_goes_when_it_is_sealed
     until(lambda: numbers(machine) == [4])
     assert quiver.statistics().wal_bytes == HEADER_BYTES
     assert quiver.statistics().wal_files == 1
+
+
+class FasterSealerDisk(FaultyDisk):
+    """Begins no file as long as there is anything to seal, as if the writer were far slower."""
+
+    quiver: Quiver | None = None
+
+    def create(self, path: PurePath, at: str) -> Handle:
+        if self.quiver is not None and at == QuiverPoint.WAL_CREATE:
+            sealer = self.quiver._engine.sealer
+            until(lambda: not sealer.sealing())
+        return super().create(path, at)
+
+
+def test_a_file_goes_with_its_segment_also_when_that_is_sealed_before_the_next_file_is_begun(
+    machine: Machine,
+) -> None:
+    slow = FasterSealerDisk(machine.disk, (), machine.disk.die)
+    quiver = slow.quiver = machine.start(through=lambda _: slow)
+    quiver.append_raw(b"event")
+    quiver.flush()
+    until(lambda: numbers(machine) == [2])
 
 
 def test_a_file_stays_as_long_as_one_of_its_bundles_is_not_sealed(machine: Machine) -> None:

@@ -44,11 +44,10 @@ MAGIC = b"HFWAL\r\n\x1a"
 def seal(quiver: Quiver) -> None:
     """Seal what is open, and see its WAL files go one way or the other."""
     quiver.flush()
-    writer, catalog = quiver._engine.writer, quiver._engine.catalog
-    # The sealer may have looked for files before the writer had left the last one.
-    until(lambda: writer._wal is not None and writer._wal.last_seq < 0)
-    sealed_through = max((s.summary.last_seq for s in catalog.snapshot()), default=-1)
-    quiver._engine.sealer.wal_files.remove_sealed(sealed_through)
+    # The flush is answered a moment before the sealer lets the files go.
+    engine = quiver._engine
+    sealed_through = max((s.summary.last_seq for s in engine.catalog.snapshot()), default=-1)
+    engine.sealer.wal_files.remove_sealed(sealed_through)
 
 
 def spares(machine: Machine) -> list[PurePath]:

@@ -504,18 +504,18 @@ class Writer:
 
     def _hand_over(self) -> bool:
         """Give the open buffer to the sealer, if it is free and the data is durable."""
-        if not self.buffer.bundles or self.failure is not None:
+        if not self.buffer.bundles or self.failure is not None or not self._sealer.is_free():
             return False
         if self._unsynced:
             self._sync_or_rescue()
-        if not self._sealer.offer(self.buffer):
-            return False
-        self.buffer = OpenBuffer(self._clock.monotonic_s())
+        # Before the sealer has the buffer: it lets only those files go that were left by then.
         self._end_wal_file()
+        self._sealer.take(self.buffer)
+        self.buffer = OpenBuffer(self._clock.monotonic_s())
         return True
 
     def _end_wal_file(self) -> None:
-        """Begin a new WAL file, so that the handed-over one can go as a whole when sealed."""
+        """Begin a new WAL file, so that this one can go as a whole once its buffer is sealed."""
         if self._start is not None:
             return  # a full disk: its copies would take the room that the reserve gives to the seal
         try:
