@@ -15,7 +15,6 @@ MODULES = {
         "jinja2",
         "jsonschema_rs",
         "structlog",
-        "uvicorn",
         "yarl",
         "zstandard",
     ),

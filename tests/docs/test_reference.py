@@ -39,9 +39,9 @@ from holdfast.processors import attributes, filter_items, match, redact, rename,
 from holdfast.processors import filter as filter_module
 from holdfast.quiver import EventTimeStatement, Receipt
 from holdfast.receive.body import RequestLimits
-from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.openlineage import Config
 from holdfast.receive.responses import STATUS_OF
+from holdfast.receive.server_state import ConnectionSettings
 from holdfast.remote import ClientSettings, FlightSettings, PlannedRange
 from holdfast.remote.owner import KINDS
 from holdfast.remote.wire import VERSION

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -282,3 +283,13 @@ def is_closed(connection: socket.socket) -> bool:
     except ConnectionError:
         pass
     return True
+
+
+def reply_while_stopping(server: Running, client: socket.socket) -> Reply:
+    """Stop the receiver, and return what a client is answered that waits meanwhile."""
+    with ThreadPoolExecutor(1) as beside:
+        stopping = beside.submit(server.run, server.receiver.stop(5.0))
+        reply = read_reply(client)
+        client.close()
+        stopping.result(PATIENCE_S)
+    return reply

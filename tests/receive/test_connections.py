@@ -22,13 +22,12 @@ from tests.receive.harness import (
     running,
     send_until_refused,
 )
-from uvicorn.config import Config as UvicornConfig
-from uvicorn.server import ServerState
 
 from holdfast.quiver import Intake, Receipt
 from holdfast.receive.body import RequestLimits
-from holdfast.receive.connection import BoundedConnection, ConnectionCounts, ConnectionSettings
+from holdfast.receive.connection import BoundedConnection
 from holdfast.receive.openlineage import Config
+from holdfast.receive.server_state import ConnectionSettings, ServerState
 
 MB = 1024 * 1024
 LONG_S = 3600.0
@@ -250,11 +249,9 @@ def test_a_close_that_waits_for_its_client_ends(tmp_path: Path) -> None:
             return None
 
     async def scenario(request: bytes, app: Any) -> None:
-        asgi = UvicornConfig(app, interface="asgi3", ws="none", lifespan="off", log_config=None)
-        asgi.load()
         settings = ConnectionSettings()
         transport = StuckTransport()
-        connection = BoundedConnection(settings, ConnectionCounts(), asgi, ServerState(), {})
+        connection = BoundedConnection(ServerState(app, settings))
         connection.connection_made(transport)
         connection.data_received(request)
         await until_async(transport.is_closing)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.patience import PATIENCE_S, until
+from tests.patience import until
 from tests.receive.harness import (
     PATH,
     Reply,
     Running,
     event_bytes,
     read_reply,
+    reply_while_stopping,
     request_bytes,
     running,
 )
@@ -23,8 +23,8 @@ from tests.receive.harness import (
 from holdfast.quiver import Intake
 from holdfast.receive import connection
 from holdfast.receive.admission import TokenSettings
-from holdfast.receive.connection import HELD_BYTES_MAX
-from holdfast.receive.http_app import HttpApp
+from holdfast.receive.fast_path import HELD_BYTES_MAX
+from holdfast.receive.http_app import EndpointLane, HttpApp
 from holdfast.receive.openlineage import Config
 from holdfast.receive.responses import Respond
 from holdfast.settings import Secret
@@ -34,14 +34,21 @@ from holdfast.settings import Secret
 def fast(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return, for each request that was offered the fast path, whether it was taken."""
     seen: list[bool] = []
-    take = HttpApp.accept_fast
+    find, take = HttpApp.fast_lane, EndpointLane.accept
 
-    def watched(app: HttpApp, *args: Any) -> Respond | None:
-        respond = take(app, *args)
+    def watched_find(app: HttpApp, *args: Any) -> EndpointLane | None:
+        lane = find(app, *args)
+        if lane is None:
+            seen.append(False)
+        return lane
+
+    def watched_take(lane: EndpointLane, *args: Any) -> Respond | None:
+        respond = take(lane, *args)
         seen.append(respond is not None)
         return respond
 
-    monkeypatch.setattr(HttpApp, "accept_fast", watched)
+    monkeypatch.setattr(HttpApp, "fast_lane", watched_find)
+    monkeypatch.setattr(EndpointLane, "accept", watched_take)
     return seen
 
 
@@ -60,7 +67,7 @@ def test_both_paths_give_the_same_answer(tmp_path: Path, monkeypatch: pytest.Mon
     body = event_bytes()
     with running(tmp_path, settings()) as server:
         by_fast = ask(server, request_bytes(body))
-        monkeypatch.setattr(HttpApp, "accept_fast", lambda *_: None)
+        monkeypatch.setattr(HttpApp, "fast_lane", lambda *_: None)
         by_slow = ask(server, request_bytes(body))
         assert by_fast.status == by_slow.status == 200
         assert sorted(by_fast.headers) == sorted(by_slow.headers)
@@ -250,9 +257,5 @@ def test_a_stopping_gateway_refuses_what_is_held_back(tmp_path: Path) -> None:
         client.sendall(request_bytes(event_bytes())[:-5])
         connections: Any = server.receiver.server._state.connections
         until(lambda: any(one._held for one in list(connections)))
-        with ThreadPoolExecutor(1) as beside:
-            stopping = beside.submit(server.run, server.receiver.stop(5.0))
-            reply = read_reply(client)
-            client.close()
-            stopping.result(PATIENCE_S)
+        reply = reply_while_stopping(server, client)
     assert (reply.status, reply.document["reason"]) == (503, "stopping")

@@ -17,7 +17,7 @@ from tests.signals.otlp.telemetry import request
 
 from holdfast.errors import BadConfig, Overloaded
 from holdfast.receive import otlp_checks
-from holdfast.receive.connection import HELD_BYTES_MAX
+from holdfast.receive.fast_path import HELD_BYTES_MAX
 from holdfast.receive.http_app import HttpApp
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.otlp import Config, OtlpReceiver

@@ -20,9 +20,9 @@ from tests.receive.harness import (
 from tests.support.certificates import identity
 
 from holdfast.errors import BadConfig
-from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.listening import ListenerTls, server_context
 from holdfast.receive.openlineage import Config
+from holdfast.receive.server_state import ConnectionSettings
 from holdfast.settings import Secret
 
 

@@ -7,7 +7,8 @@ Bytes are counted when they have arrived, not when they are announced: otherwise
 announce large bodies and send nothing could keep everybody else out.
 
 Bearer tokens are looked up by a keyed hash that changes with every start. How long that takes says
-nothing of the tokens themselves, and no plain token is kept.
+nothing of the tokens themselves, and no plain token is kept but in the head that a connection
+remembers while it is open (`fast_path.py`), which is compared with what comes on that connection.
 """
 
 from __future__ import annotations
@@ -53,6 +54,24 @@ class Admission:
             raise _busy("too many bytes are under way")
         self.in_flight_requests += 1
         return Admitted(self)
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether a request whose body has come may be under way."""
+        return (
+            self.in_flight_requests < self._max_requests
+            and self.in_flight_bytes + size_bytes <= self.max_bytes
+        )
+
+    def take(self, size_bytes: int) -> None:
+        """Count a request in whose body has come, and for which there is room; see `give_back`."""
+        self.in_flight_requests += 1
+        self.in_flight_bytes += size_bytes
+        self.received_bytes += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Count a request out that `take` counted in."""
+        self.in_flight_requests -= 1
+        self.in_flight_bytes -= size_bytes
 
 
 class Admitted:

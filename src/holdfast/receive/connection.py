@@ -1,7 +1,6 @@
-"""One connection of a client: uvicorn's protocol with bounds on time, bytes and requests.
+"""One connection of a client: HTTP/1.1 with bounds on time, bytes and requests.
 
-uvicorn parses (httptools), runs the app and writes its answer. It leaves some things open that a
-server on a network cannot:
+httptools parses, and an ASGI app answers (`exchange.py`). What a server on a network has to bound:
 
 - how long a client may take to send its headers, and how large they may be;
 - how much of a body is read whose request was answered already (413, 401, 503 …). It is read and
@@ -18,6 +17,9 @@ A task, its scope, its events and its two messages cost a small request more tha
 about it. So an app may have a fast path (`FastPath`): a small request to one of its targets is held
 back until it is complete, and then handed over by a call. What the fast path does not accept takes
 the slow one, as do requests that are large, slow, broken off, sent ahead, or special in any way.
+
+A request with the same head as the last one that took the fast path is not even parsed
+(`fast_path.py`). If it turns out to be special after all, the parser gets every byte of it.
 """
 
 from __future__ import annotations
@@ -25,40 +27,22 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections import Counter
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+import urllib.parse
+from collections import deque
 from enum import Enum, auto
-from typing import Any, Protocol, cast
 
 import httptools
-from pydantic import Field
-from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import (
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
-from uvicorn.server import ServerState
 
 from holdfast.quiver import Receipt
-from holdfast.receive.responses import (
-    OnStored,
-    Reason,
-    Respond,
-    Response,
-    content_length,
-    refusal,
-)
-from holdfast.settings import DurationS, FileSettings, SizeBytes
+from holdfast.receive.exchange import Exchange, Flow, response_bytes
+from holdfast.receive.fast_path import FastRequest, KnownHead, head_in, known_head
+from holdfast.receive.responses import Reason, Respond, Scope, content_length, refusal
+from holdfast.receive.server_state import ServerState
 
 _NEVER_S = math.inf
 # Connections beyond the bound that are being told so; more of them are cut without a word.
 REFUSED_CONNECTIONS_MAX = 64
-# The most of a body that is held back for the fast path, until the server next looks at deadlines,
-# unless the app says otherwise. No app has admitted these bytes yet, so that there is a bound for
-# all connections together, too.
-HELD_BYTES_MAX = 64 * 1024
+# Of all bodies together that are held back for the fast path: no app has admitted them yet.
 HELD_BYTES_MAX_TOGETHER = 16 * 1024 * 1024
 # In so many pieces at most: each of them takes memory besides, and a body in more is special.
 _HELD_PIECES_MAX = 256
@@ -78,44 +62,6 @@ _COMPLAINTS = {
 }
 
 
-class ConnectionSettings(FileSettings):
-    """Bounds of the connections of one listening port."""
-
-    max_connections: int = Field(default=1024, ge=1)
-    """Open connections; more are answered 503 and closed."""
-    backlog: int = Field(default=1024, ge=1)
-    """Connections that the kernel holds until they are taken."""
-    header_timeout_s: DurationS = Field(default=10.0, gt=0)
-    """From the first byte of a request (or the connection) to the end of its headers; also the
-    longest TLS handshake."""
-    keep_alive_s: DurationS = Field(default=65.0, gt=0)
-    """How long a connection may be idle between two requests."""
-    send_timeout_s: DurationS = Field(default=30.0, gt=0)
-    """How long a client may leave answers unread before it is cut off."""
-    max_header_bytes: SizeBytes = Field(default=64 * 1024, ge=1024)
-    """All headers of one request."""
-    max_pipelined_requests: int = Field(default=16, ge=1)
-    """Requests sent ahead of their answers on one connection; then the rest is not read."""
-    max_unread_bytes: SizeBytes = 64 * 1024 * 1024
-    """How much of the body of a refused request is read (and forgotten) to keep its connection."""
-    unread_timeout_s: DurationS = Field(default=5.0, gt=0)
-    """How long that may take."""
-
-
-@dataclass
-class ConnectionCounts:
-    """What the connections of one server have in common."""
-
-    # Those beyond the bound, until they have been refused.
-    refused: set[BoundedConnection] = field(default_factory=set)
-    # Requests that no app saw, by reason; a refused connection counts as one.
-    rejected: Counter[str] = field(default_factory=Counter)
-    # Bytes of bodies that nobody wanted any more.
-    unread_bytes: int = 0
-    # Bytes of bodies that are held back for the fast path now.
-    held_bytes: int = 0
-
-
 class _Phase(Enum):
     """Where in a request the next byte belongs."""
 
@@ -132,50 +78,42 @@ class _TooManyPipelined(Exception):
     pass
 
 
-class FastPath(Protocol):
-    """The fast path of an app."""
-
-    @property
-    def fast_targets(self) -> Container[bytes]:
-        """Request targets (path and query, as sent) of POSTs that may take the fast path."""
-
-    @property
-    def held_bytes_max(self) -> int:
-        """The largest body that may take it."""
-
-    def accept_fast(
-        self,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: bytes,
-        on_stored: OnStored,
-    ) -> Respond | None:
-        """Take a whole request, and call `on_stored` later, once; None: nothing was done.
-
-        Returns what makes the response of that outcome; to be called exactly once, also if the
-        client has gone away, because it counts.
-        """
-
-
-class BoundedConnection(HttpToolsProtocol):
+class BoundedConnection(asyncio.Protocol):
     """A connection that ends when its client is too slow, too large or unreadable."""
 
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        counts: ConnectionCounts,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        fast_path: FastPath | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state)
-        self._settings = settings
-        self._counts = counts
-        self._fast_path = fast_path
+    transport: asyncio.Transport
+    _flow: Flow
+
+    def __init__(self, server: ServerState) -> None:
+        self._server = server
+        self._settings = server.settings
+        self._counts = server.counts
+        self._fast_path = server.fast_path
+        self._loop = asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        # A client that says `Connection: close` and sends on gets its answer all the same.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        # Of the request whose head comes, or came last.
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._expects_continue = False
+        # The newest request; the one that an app answers now, or did last; and those that wait for
+        # their turn.
+        self._newest: Exchange | FastRequest | None = None
+        self._running: Exchange | None = None
+        self._waiting: deque[Exchange] = deque()
         # What came of a body that may take the fast path, once its headers are complete.
         self._held: list[bytes] | None = None
         self._held_bytes = 0
+        # The bytes that the head of that request came in.
+        self._held_head = b""
+        # The head of the last request that took the fast path, and whether it came again.
+        self._known: KnownHead | None = None
+        self._is_repeated = True
+        # A request with the known head, or the beginning of one. The parser has not seen it.
+        self._unparsed = b""
+        # Where its body begins if it is complete: it is handed over at the end of this turn.
+        self._body_begin: int | None = None
         self._phase = _Phase.IDLE
         self._deadline_s = _NEVER_S
         self._write_deadline_s = _NEVER_S
@@ -192,11 +130,13 @@ class BoundedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         # Told so, and not left in the kernel's queue: a client that waits there learns nothing and
         # cannot go elsewhere.
-        if len(self.connections) >= self._settings.max_connections:
+        if len(self._server.connections) >= self._settings.max_connections:
             self._refuse(transport)
             return
-        super().connection_made(transport)
-        self._deadline_s = self.loop.time() + self._settings.header_timeout_s
+        self._server.connections.add(self)
+        self.transport = transport
+        self._flow = Flow(transport)
+        self._deadline_s = self._loop.time() + self._settings.header_timeout_s
         connection: socket.socket | None = transport.get_extra_info("socket")
         if connection is not None and connection.family in (socket.AF_INET, socket.AF_INET6):
             # So that the kernel finds out about clients that vanished without a word.
@@ -206,16 +146,29 @@ class BoundedConnection(HttpToolsProtocol):
         if self._refused:
             self._counts.refused.discard(self)
             return
-        if self._held is not None:
-            self._take_slow_path()
-        super().connection_lost(exc)
+        self._hold_nothing_back()
+        self._server.connections.discard(self)
+        for one in (self._newest, self._running):
+            if one is not None and not one.response_complete:
+                one.disconnect()
+        self._waiting.clear()
+        self._flow.resume_writing()
+        del self._parser  # it holds this connection
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
-            return
+        if self._body_begin is not None:
+            self.hand_over()
+        if self._known is not None:
+            data = self._take_known(self._known, data)
+        if data and not self._deaf:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        if self._phase is _Phase.IDLE:
+            self._held_head = data
         was_in_head = self._phase is _Phase.HEAD
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._pass_over(data[offer.args[0] :])
         except httptools.HttpParserError as error:
@@ -228,17 +181,23 @@ class BoundedConnection(HttpToolsProtocol):
                     self._break_off(Reason.HEADER_TOO_LARGE)
             elif self._held is not None and self._holds_too_much():
                 self._take_slow_path()
+        if self._held is None:
+            self._held_head = b""
+        elif self._held_head is data:
+            self._held_head = head_in(data)
 
-    def eof_received(self) -> bool:  # type: ignore[override]
+    def eof_received(self) -> bool:
         """Stay open for an answer that is due: some clients close their side early.
 
         One that has begun and goes on is a stream (the console's figures): its page is closed.
         """
         if self._refused:
             return False
-        is_due = self._is_answering() and not self.cycle.response_started
+        self.hand_over()
+        newest = self._newest
+        is_due = newest is not None and not newest.response_started
         wants_answer = is_due and self._phase is _Phase.IDLE
-        if not wants_answer or self.scheme == "https":
+        if not wants_answer or self.transport.get_extra_info("sslcontext") is not None:
             return False
         self._deaf = True
         return True
@@ -246,35 +205,40 @@ class BoundedConnection(HttpToolsProtocol):
     def pause_writing(self) -> None:
         # The client reads more slowly than it is answered. Its answers stay in memory until then,
         # so it has this long, whatever else it does.
-        self._write_deadline_s = self.loop.time() + self._settings.send_timeout_s
-        super().pause_writing()
+        self._write_deadline_s = self._loop.time() + self._settings.send_timeout_s
+        self._flow.pause_writing()
 
     def resume_writing(self) -> None:
         self._write_deadline_s = _NEVER_S
-        super().resume_writing()
+        self._flow.resume_writing()
 
     # --------------------------------------------------------------- the parser
 
     def on_message_begin(self) -> None:
         self._phase = _Phase.HEAD
         self._head_bytes = 0
-        self._deadline_s = self.loop.time() + self._settings.header_timeout_s
-        super().on_message_begin()
+        self._deadline_s = self._loop.time() + self._settings.header_timeout_s
+        self._url = b""
+        self._headers = []
+        self._expects_continue = False
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
         if self._head_bytes > self._settings.max_header_bytes:
             raise _HeadTooLarge
-        super().on_url(url)
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > self._settings.max_header_bytes:
             raise _HeadTooLarge
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        if len(self.pipeline) >= self._settings.max_pipelined_requests:
+        if len(self._waiting) >= self._settings.max_pipelined_requests:
             raise _TooManyPipelined
         self._phase = _Phase.BODY
         self._deadline_s = _NEVER_S
@@ -282,7 +246,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._held = []
         else:
             # From here on the app has the time in its hands.
-            super().on_headers_complete()
+            self._begin(b"")
 
     def on_body(self, body: bytes) -> None:
         if self._held is not None:
@@ -290,66 +254,69 @@ class BoundedConnection(HttpToolsProtocol):
             self._held_bytes += len(body)
             self._counts.held_bytes += len(body)
             return
-        if self.cycle.response_complete:
+        if self._newest_exchange.response_complete:
             self._counts.unread_bytes += len(body)
             self._unread_bytes += len(body)
             if self._unread_bytes > self._settings.max_unread_bytes:
                 self._deaf = True
                 self.transport.abort()
             return
-        super().on_body(body)
+        self._newest_exchange.feed(body)
 
     def on_message_complete(self) -> None:
-        if self.parser.should_upgrade():
+        if self._parser.should_upgrade():
             return  # the parser takes what follows for another protocol: see `_pass_over`
         self._phase = _Phase.IDLE
         if self._held is not None:
-            assert self._fast_path is not None
-            request = _FastRequest(self, keep_alive=self.parser.should_keep_alive())
             body = self._let_go()
-            request.respond = self._fast_path.accept_fast(
-                self.url, self.headers, body, request.stored
-            )
-            if request.respond is not None:
-                self.cycle = cast(RequestResponseCycle, request)
-                # While it is under way the server counts it as it counts the tasks of the others.
-                self.tasks.add(cast("asyncio.Task[None]", request))
+            if self._takes_fast_path(body):
                 return
             self._begin(body)
-        if self.cycle.response_complete:
-            self._deadline_s = self.loop.time() + self._settings.keep_alive_s
-        super().on_message_complete()
+        newest = self._newest_exchange
+        if newest.response_complete:
+            self._deadline_s = self._loop.time() + self._settings.keep_alive_s
+        newest.end_body()
 
     # ------------------------------------------------------------------ answers
 
     def on_response_complete(self) -> None:
-        """Go on with what was sent ahead, or wait for what comes, until a deadline.
-
-        In place of uvicorn's, which sets a timer for every answer, and has no bound for a body that
-        still comes after it was refused.
-        """
-        self.server_state.total_requests += 1
+        """Go on with what was sent ahead, or wait for what comes, until a deadline."""
+        self._server.requests += 1
         if self.transport.is_closing():
-            self._deadline_s = self.loop.time() + self._settings.send_timeout_s
-        elif self.pipeline:
-            self.flow.resume_reading()
-            cycle, app = self.pipeline.pop()
-            self._start_asgi_task(cycle, app)
+            self._deadline_s = self._loop.time() + self._settings.send_timeout_s
+        elif self._waiting:
+            self._flow.resume_reading()
+            self._run(self._waiting.popleft())
         elif self._deaf:
             self._close()
         else:
-            self.flow.resume_reading()
+            if self._flow.is_read_paused:
+                self._flow.resume_reading()
             if self._phase is _Phase.BODY:
                 self._unread_bytes = 0
-                self._deadline_s = self.loop.time() + self._settings.unread_timeout_s
+                self._deadline_s = self._loop.time() + self._settings.unread_timeout_s
             elif self._phase is _Phase.IDLE:
-                self._deadline_s = self.loop.time() + self._settings.keep_alive_s
+                self._deadline_s = self._loop.time() + self._settings.keep_alive_s
+
+    def answer(self, request: FastRequest, outcome: Receipt | BaseException) -> None:
+        """Answer a request of the fast path, unless the client has gone away."""
+        server = self._server
+        server.under_way.discard(request)
+        assert request.respond is not None, "BUG: stored, and not taken"
+        response = request.respond(outcome)
+        if request.is_disconnected:
+            return
+        request.response_complete = True
+        closes = not request.keep_alive
+        self.transport.write(response_bytes(response, server.headers, closes=closes))
+        if closes:
+            self.transport.close()
+        self.on_response_complete()
 
     def expire(self, now_s: float) -> None:
         """Close the connection if its client had its time."""
-        if self._held is not None:
-            # It came partly, and an app knows how long the rest may take.
-            self._take_slow_path()
+        # What came partly: an app knows how long the rest may take.
+        self._hold_nothing_back()
         if now_s < min(self._deadline_s, self._write_deadline_s):
             return
         if now_s >= self._write_deadline_s or self.transport.is_closing():
@@ -362,9 +329,12 @@ class BoundedConnection(HttpToolsProtocol):
             self._break_off(None)
 
     def shutdown(self) -> None:
-        if self._held is not None:
-            self._take_slow_path()
-        super().shutdown()
+        """Close the connection, once what is under way is answered."""
+        self._hold_nothing_back()
+        if self._newest is None or self._newest.response_complete:
+            self.transport.close()
+        else:
+            self._newest.keep_alive = False
 
     # ------------------------------------------------------------ the fast path
 
@@ -372,19 +342,92 @@ class BoundedConnection(HttpToolsProtocol):
         """Whether nothing about a request is special: known by its head, before its body came."""
         return (
             self._fast_path is not None
-            and self.url in self._fast_path.fast_targets
-            and self.parser.get_method() == b"POST"
-            and self.parser.get_http_version() == "1.1"
-            and not self.expect_100_continue
-            and not self.parser.should_upgrade()
-            and not self.flow.write_paused
+            and self._url in self._fast_path.fast_targets
+            and self._parser.get_method() == b"POST"
+            and self._parser.get_http_version() == "1.1"
+            and not self._expects_continue
+            and not self._parser.should_upgrade()
+            and not self._flow.is_write_paused
             and not self._is_answering()
             and self._announced_bytes() <= self._fast_path.held_bytes_max
         )
 
+    def _takes_fast_path(self, body: bytes) -> bool:
+        """Hand over a request that was parsed, unless something is special about it after all."""
+        assert self._fast_path is not None
+        lane = self._fast_path.fast_lane(self._url, self._headers)
+        if lane is None:
+            return False
+        keep_alive = self._parser.should_keep_alive()
+        request = FastRequest(self, keep_alive=keep_alive)
+        if not self._is_under_way(request, lane.accept(body, request.stored)):
+            return False
+        # Where the last head did not come again, the next one is not worth remembering.
+        if keep_alive and self._is_repeated:
+            self._known = known_head(self._held_head, self._url, self._headers, lane)
+            self._is_repeated = False
+        return True
+
+    def _take_known(self, known: KnownHead, data: bytes) -> bytes:
+        """Hand over a request that has the known head; return what is left for the parser."""
+        in_pieces = bool(self._unparsed)
+        if in_pieces:
+            data = self._let_go_unparsed() + data
+        elif (
+            self._phase is not _Phase.IDLE
+            or self._deaf
+            or self._flow.is_write_paused
+            or self._is_answering()
+        ):
+            return data
+        announced = known.announced(data)
+        if announced is None:
+            return data
+        self._is_repeated = True
+        is_whole = len(data) == announced.end
+        # Many clients send the head and the body by themselves. What comes in more than two pieces
+        # is special: joining it again and again would cost more than parsing it.
+        may_wait = is_whole or (len(data) < announced.end and not in_pieces)
+        if not may_wait or not self._may_wait_unparsed(data):
+            return data
+        self._unparsed = data
+        self._counts.held_bytes += len(data)
+        if is_whole:
+            self._body_begin = announced.begin
+            self._server.turn.add(self)
+        return b""
+
+    def hand_over(self) -> None:
+        """Hand over the request that was taken unparsed in this turn, unless that is done."""
+        begin, self._body_begin = self._body_begin, None
+        if begin is None:
+            return
+        assert self._known is not None
+        data = self._let_go_unparsed()
+        request = FastRequest(self, keep_alive=True)
+        respond = self._known.lane.accept(data[begin:], request.stored)
+        if not self._is_under_way(request, respond):
+            self._parse(data)
+
+    def _may_wait_unparsed(self, data: bytes) -> bool:
+        assert self._fast_path is not None
+        together = self._counts.held_bytes + len(data)
+        return len(data) <= self._fast_path.held_bytes_max and together <= HELD_BYTES_MAX_TOGETHER
+
+    def _is_under_way(self, request: FastRequest, respond: Respond | None) -> bool:
+        """Answer a request with `respond` when it is stored; return whether it was taken."""
+        if respond is None:
+            return False
+        request.respond = respond
+        self._newest = request
+        # The server waits for it as it waits for the tasks of the others.
+        self._server.under_way.add(request)
+        self._deadline_s = _NEVER_S
+        return True
+
     def _announced_bytes(self) -> int:
         """Return how long a request says that its body is; 0 if it does not."""
-        lengths = [value for name, value in self.headers if name == b"content-length"]
+        lengths = [value for name, value in self._headers if name == b"content-length"]
         return content_length(lengths[0]) if lengths else 0
 
     def _holds_too_much(self) -> bool:
@@ -404,21 +447,73 @@ class BoundedConnection(HttpToolsProtocol):
         self._held_bytes = 0
         return b"".join(held)
 
+    def _let_go_unparsed(self) -> bytes:
+        """Keep nothing from the parser any more; return what it has not seen."""
+        unparsed, self._unparsed = self._unparsed, b""
+        self._counts.held_bytes -= len(unparsed)
+        return unparsed
+
+    def _hold_nothing_back(self) -> None:
+        """Hand over what came of a request that is not complete."""
+        self.hand_over()
+        if self._unparsed:
+            self._parse(self._let_go_unparsed())
+        if self._held is not None:
+            self._take_slow_path()
+
     def _take_slow_path(self) -> None:
         """Hand over a request that was held back."""
         self._begin(self._let_go())
 
     def _begin(self, came: bytes) -> None:
         """Begin a request, with what came of its body."""
-        super().on_headers_complete()
+        http_version = self._parser.get_http_version()
+        exchange = Exchange(
+            self._scope(http_version),
+            self.transport,
+            self._flow,
+            self._server.headers,
+            self.on_response_complete,
+            keep_alive=http_version != "1.0" and self._parser.should_keep_alive(),
+            expects_continue=self._expects_continue,
+        )
+        must_wait = self._is_answering()
+        self._newest = exchange
+        if must_wait:
+            self._flow.pause_reading()
+            self._waiting.append(exchange)
+        else:
+            self._run(exchange)
         if came:
-            super().on_body(came)
+            exchange.feed(came)
+
+    def _scope(self, http_version: str) -> Scope:
+        parts = httptools.parse_url(self._url)
+        return {
+            "type": "http",
+            "http_version": http_version,
+            "method": self._parser.get_method().decode("ascii"),
+            "path": urllib.parse.unquote(parts.path.decode("ascii")),
+            "query_string": parts.query or b"",
+            "headers": self._headers,
+        }
+
+    def _run(self, exchange: Exchange) -> None:
+        self._running = exchange
+        task = self._loop.create_task(exchange.run(self._server.app))
+        self._server.under_way.add(task)
+        task.add_done_callback(self._server.under_way.discard)
 
     # ----------------------------------------------------------------- in here
 
     def _is_answering(self) -> bool:
-        # uvicorn says that it is never None; before the first request it is.
-        return self.cycle is not None and not self.cycle.response_complete  # type: ignore[redundant-expr]
+        return self._newest is not None and not self._newest.response_complete
+
+    @property
+    def _newest_exchange(self) -> Exchange:
+        """The request whose body the parser reads."""
+        assert isinstance(self._newest, Exchange), "BUG: a body without a request"
+        return self._newest
 
     def _break_off(self, complaint: Reason | None) -> None:
         """Read nothing more; give the answers that are due, complain, and close."""
@@ -429,13 +524,13 @@ class BoundedConnection(HttpToolsProtocol):
             self._counts.rejected[complaint] += 1
             self._last_words = response_bytes(_COMPLAINTS[complaint])
         if self._phase is _Phase.BODY and self._is_answering():
-            if not self.pipeline:
+            if not self._waiting:
                 # The app waits for the rest of this very request; closing tells it.
-                if self.cycle.response_started:
+                if self._newest_exchange.response_started:
                     self._last_words = b""
                 self._close()
                 return
-            self.pipeline.popleft()  # the newest; it will never be complete
+            self._waiting.pop()  # the newest; it will never be complete
         elif not self._is_answering():
             self._close()
 
@@ -447,12 +542,12 @@ class BoundedConnection(HttpToolsProtocol):
         """
         framing = [
             name + b": " + value + b"\r\n"
-            for name, value in self.headers
+            for name, value in self._headers
             if name in (b"content-length", b"transfer-encoding")
         ]
-        self.cycle.keep_alive = False
-        self.parser = httptools.HttpRequestParser(_BodyOnly(self))
-        self.data_received(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n", rest]))
+        self._newest_exchange.keep_alive = False
+        self._parser = httptools.HttpRequestParser(_BodyOnly(self))
+        self._parse(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n", rest]))
 
     def end_of_body_only(self) -> None:
         """Take the body as complete, and nothing behind it."""
@@ -464,7 +559,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._last_words:
             self.transport.write(self._last_words)
         self.transport.close()
-        self._deadline_s = self.loop.time() + self._settings.send_timeout_s
+        self._deadline_s = self._loop.time() + self._settings.send_timeout_s
 
     def _refuse(self, transport: asyncio.Transport) -> None:
         """Tell a client that there is no room; it is not one of the connections."""
@@ -477,7 +572,7 @@ class BoundedConnection(HttpToolsProtocol):
             return
         transport.write(response_bytes(_COMPLAINTS[Reason.BUSY]))
         # What the client sends meanwhile is forgotten; a close with unread bytes would be a reset.
-        self.loop.call_later(self._settings.unread_timeout_s, transport.abort)
+        self._loop.call_later(self._settings.unread_timeout_s, transport.abort)
 
 
 def _complaint(error: httptools.HttpParserError) -> Reason | None:
@@ -503,64 +598,3 @@ class _BodyOnly:
         if self._connection is not None:
             self._connection.end_of_body_only()
             self._connection = None
-
-
-class _FastRequest:
-    """A request on the fast path: what uvicorn's protocol asks of a request's cycle."""
-
-    __slots__ = ("_connection", "disconnected", "keep_alive", "respond", "response_complete")
-
-    def __init__(self, connection: BoundedConnection, *, keep_alive: bool) -> None:
-        self._connection = connection
-        self.keep_alive = keep_alive
-        self.disconnected = False
-        self.response_complete = False
-        # None until the app has taken it.
-        self.respond: Respond | None = None
-
-    @property
-    def response_started(self) -> bool:
-        return self.response_complete
-
-    @property
-    def message_event(self) -> _FastRequest:
-        return self
-
-    def set(self) -> None:
-        """Nobody waits for news of the client: its request is complete."""
-
-    def cancel(self) -> None:
-        """Its answer comes, and in time; there is nothing to cancel."""
-
-    def stored(self, outcome: Receipt | BaseException) -> None:
-        """Send the response to what became of the append, unless the client has gone away.
-
-        The writer calls this, and not the app: there is no task that could wait for it.
-        """
-        connection = self._connection
-        connection.tasks.discard(cast("asyncio.Task[None]", self))
-        assert self.respond is not None, "BUG: stored, and not taken"
-        response = self.respond(outcome)
-        if self.disconnected:
-            return
-        self.response_complete = True
-        headers = connection.server_state.default_headers
-        connection.transport.write(response_bytes(response, headers, closes=not self.keep_alive))
-        if not self.keep_alive:
-            connection.transport.close()
-        connection.on_response_complete()
-
-
-def response_bytes(
-    response: Response, headers: Sequence[tuple[bytes, bytes]] = (), *, closes: bool = True
-) -> bytes:
-    """Return a response as it is written where uvicorn does not write it."""
-    parts = [STATUS_LINE[response.status]]
-    for name, value in (*headers, *response.headers):
-        parts += (name, b": ", value, b"\r\n")
-    if closes:
-        parts.append(b"connection: close\r\n")
-    about = (response.content_type, len(response.body))
-    parts.append(b"content-type: %s\r\ncontent-length: %d\r\n\r\n" % about)
-    parts.append(response.body)
-    return b"".join(parts)

@@ -5,11 +5,12 @@
     its endpoint                           checks, appends, answers: the protocol's own work
     answer                                 whatever happens; what is not taken is counted by reason
 
-No framework stands between uvicorn and this: a request is one pass through `__call__`.
+No framework stands between a connection and this: a request is one pass through `__call__`.
 
 Nearly all requests are small, and nothing is wrong with them. An endpoint may take those in one
-step (`FastEndpoint`): `accept_fast` makes the same checks in the same order, and hands over what
-passes all of them. What does not pass comes again through `__call__`, which says why.
+step (`FastEndpoint`): an `EndpointLane` makes the same checks in the same order, those of the
+headers once for all requests that have the same, and hands over what passes all of them. What does
+not pass comes again through `__call__`, which says why.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Protocol, runtime_checkable
 from holdfast import self_watch
 from holdfast.errors import BundleTooLarge, NotAccepted
 from holdfast.quiver import Receipt
-from holdfast.receive.admission import Admission, Admitted, TokenClient, Tokens
+from holdfast.receive.admission import Admission, TokenClient, Tokens
 from holdfast.receive.body import BodyLimits, encodings_of, read_body
-from holdfast.receive.connection import HELD_BYTES_MAX
+from holdfast.receive.fast_path import HELD_BYTES_MAX
 from holdfast.receive.receiver import RareWarnings, ReceiverContext, ReceiverStatistics
 from holdfast.receive.responses import (
     Disconnected,
@@ -125,7 +126,7 @@ class HttpApp:
         slashed = {path + "/": endpoint for path, endpoint in endpoints.items()}
         self._endpoints = {**endpoints, **slashed}
         self._pages = pages
-        # The request targets of `accept_fast`.
+        # The request targets of `fast_lane`.
         self.fast_targets: Mapping[bytes, FastEndpoint] = {
             path.encode(): endpoint
             for path, endpoint in self._endpoints.items()
@@ -297,58 +298,70 @@ class HttpApp:
 
     # ---------------------------------------------------------- in one step
 
-    def accept_fast(
-        self,
-        target: bytes,
-        headers: Sequence[tuple[bytes, bytes]],
-        body: bytes,
-        on_stored: OnStored,
-    ) -> Respond | None:
-        """Take a request that nothing is wrong with; None: nothing was done."""
-        began_ns = self_watch.begin()
+    def fast_lane(
+        self, target: bytes, headers: Sequence[tuple[bytes, bytes]]
+    ) -> EndpointLane | None:
+        """Return where requests with these headers are handed over; None: they are special."""
         endpoint = self.fast_targets[target]
+        # The length is what they differ in.
+        alike = [one for one in headers if one[0] != b"content-length"]
         try:
-            request = self._examine(headers, endpoint)
-            # A rate is charged once, by the path that answers.
-            if request.encodings or request.client.bucket is not None:
-                return None
-            admitted = self.admission.enter(len(body))
+            request = self._examine(alike, endpoint)
         except Refused:
             return None
+        # A rate is charged once, by the path that answers.
+        if request.encodings or request.client.bucket is not None:
+            return None
+        return EndpointLane(self, endpoint, request, self._tokens)
+
+
+class EndpointLane:
+    """Takes requests that nothing is wrong with, and whose headers were looked at before."""
+
+    def __init__(
+        self, app: HttpApp, endpoint: FastEndpoint, request: HttpRequest, tokens: Tokens
+    ) -> None:
+        self._app = app
+        self._endpoint = endpoint
+        self._request = request
+        self._tokens = tokens
+
+    def accept(self, body: bytes, on_stored: OnStored) -> Respond | None:
+        """Take a whole request, and call `on_stored` later, once; None: nothing was done."""
+        app = self._app
+        began_ns = self_watch.begin()
+        size_bytes = len(body)
+        # What the headers were examined by may have changed since.
+        if app._stopping or app._tokens is not self._tokens:
+            return None
+        if size_bytes > app._limits.max_body_bytes or not app.admission.has_room(size_bytes):
+            return None
         try:
-            fits = len(body) <= self._limits.max_body_bytes
-            is_taken = fits and endpoint.offer(request, body, on_stored)
+            if not self._endpoint.offer(self._request, body, on_stored):
+                return None
         except Exception:
             # A fault of ours, or a quiver that is gone: the long way meets it again, and tells.
-            is_taken = False
-        if not is_taken:
-            admitted.leave()
             return None
-        admitted.received(len(body))  # there was room for them when it entered
-        self._counts.requests += 1
-        about = (len(body), request.content_type, began_ns)
-        return partial(self._respond, endpoint, admitted, about)
+        app.admission.take(size_bytes)
+        app._counts.requests += 1
+        return partial(self._respond, size_bytes, began_ns)
 
     def _respond(
-        self,
-        endpoint: FastEndpoint,
-        admitted: Admitted,
-        about: tuple[int, bytes, int],
-        outcome: Receipt | BaseException,
+        self, size_bytes: int, began_ns: int, outcome: Receipt | BaseException
     ) -> Response:
-        """Count and answer a request of the fast path, once its append has an outcome.
+        """Count and answer a request, once its append has an outcome.
 
         Called also if the client is gone: what was stored is accepted, whoever hears of it.
         """
-        admitted.leave()
-        size_bytes, content_type, began_ns = about
+        app = self._app
+        app.admission.give_back(size_bytes)
         if isinstance(outcome, Receipt):
-            answer = endpoint.accepted(outcome, size_bytes)
+            answer = self._endpoint.accepted(outcome, size_bytes)
         else:
-            self._counts.rejected[Reason.UNAVAILABLE] += 1
-            answer = self.refuse(self._unavailable(outcome), content_type)
+            app._counts.rejected[Reason.UNAVAILABLE] += 1
+            answer = app.refuse(app._unavailable(outcome), self._request.content_type)
         if began_ns:
-            self._tell_of(began_ns, answer.status)
+            app._tell_of(began_ns, answer.status)
         return answer
 
 

@@ -1,27 +1,16 @@
-"""An HTTP server: uvicorn's parts on sockets of our own, started and stopped within a running loop.
-
-uvicorn's `Server` is made for a process of its own: it takes over signals, exits when a port is
-taken, and wakes ten times a second. Its protocol is what we want of it.
-"""
+"""An HTTP server for one ASGI app, started and stopped within a running loop."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from email.utils import formatdate
 from pathlib import Path
-from typing import cast
 
-from uvicorn.config import Config
-from uvicorn.server import ServerState
-
-from holdfast.receive.connection import (
-    BoundedConnection,
-    ConnectionCounts,
-    ConnectionSettings,
-    FastPath,
-)
+from holdfast.receive.connection import BoundedConnection
+from holdfast.receive.fast_path import FastPath
 from holdfast.receive.listening import CUT_GRACE_S, ListenerTls, ListeningPort, until_empty
 from holdfast.receive.responses import AsgiApp, Receive, Scope, Send
+from holdfast.receive.server_state import ConnectionCounts, ConnectionSettings, ServerState
 
 
 class HttpServer:
@@ -44,17 +33,15 @@ class HttpServer:
         `fast_path` is asked before all of them, for the requests that it names.
         """
         self._app = _Routes(app, extra_routes) if extra_routes else app
-        self._fast_path = fast_path
-        self._limits = limits or ConnectionSettings()
+        limits = limits or ConnectionSettings()
         self._base_dir = base_dir or Path()
-        self._port = ListeningPort(listen, tls, backlog=self._limits.backlog, reuse_port=reuse_port)
-        self._state = ServerState()
-        self._counts = ConnectionCounts()
+        self._port = ListeningPort(listen, tls, backlog=limits.backlog, reuse_port=reuse_port)
+        self._state = ServerState(self._app, limits, fast_path)
 
     @property
     def requests(self) -> int:
         """Requests answered since the start."""
-        return self._state.total_requests
+        return self._state.requests
 
     @property
     def addresses(self) -> list[str]:
@@ -69,31 +56,14 @@ class HttpServer:
     @property
     def counts(self) -> ConnectionCounts:
         """What became of connections that were not served."""
-        return self._counts
+        return self._state.counts
 
     async def start(self) -> None:
         """Listen on all addresses of the host."""
-        config = Config(
-            cast("type[AsgiApp]", self._app),
-            interface="asgi3",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-        )
-        config.load()
-
-        def connection() -> BoundedConnection:
-            return BoundedConnection(
-                self._limits, self._counts, config, self._state, {}, self._fast_path
-            )
-
         self._refresh_date()
-        limits = self._limits
+        limits = self._state.settings
         await self._port.open(
-            connection,
+            lambda: BoundedConnection(self._state),
             "http",
             self._base_dir,
             handshake_timeout_s=limits.header_timeout_s,
@@ -112,27 +82,27 @@ class HttpServer:
         for connection in list(self._state.connections):
             connection.shutdown()
         await until_empty(self._is_empty, drain_s)
-        for connection in [*self._state.connections, *self._counts.refused]:
+        for connection in [*self._state.connections, *self._state.counts.refused]:
             connection.transport.abort()
         # Apps learn that their client is gone; only one that does not care is cancelled.
         await until_empty(self._is_empty, CUT_GRACE_S)
-        for task in list(self._state.tasks):
-            task.cancel()
+        for request in list(self._state.under_way):
+            request.cancel()
         await until_empty(self._is_empty, CUT_GRACE_S)
         await self._port.close()
 
     def _is_empty(self) -> bool:
-        return not (self._state.connections or self._state.tasks or self._counts.refused)
+        state = self._state
+        return not (state.connections or state.under_way or state.counts.refused)
 
     def _expire(self, now_s: float) -> None:
         """Close the connections of clients that are too slow; keep the date right."""
         self._refresh_date()
         for connection in list(self._state.connections):
-            assert isinstance(connection, BoundedConnection), "BUG: not our protocol"
             connection.expire(now_s)
 
     def _refresh_date(self) -> None:
-        self._state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        self._state.headers = ((b"date", formatdate(usegmt=True).encode()),)
 
 
 class _Routes:

@@ -13,11 +13,11 @@ from pydantic import field_validator, model_validator
 
 from holdfast.receive.admission import Tokens, TokenSettings, check_protected, token_settings
 from holdfast.receive.body import RequestLimits
-from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import AddressText, ListenerTls
 from holdfast.receive.openlineage_endpoints import openlineage_app
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
+from holdfast.receive.server_state import ConnectionSettings
 from holdfast.settings import LocalPath, Settings
 from holdfast.signals.openlineage.validation import ValidationSettings
 from holdfast.signals.registry import OPENLINEAGE

@@ -26,12 +26,12 @@ from holdfast.receive.admission import (
     token_settings,
 )
 from holdfast.receive.body import MB, BodyLimits
-from holdfast.receive.connection import ConnectionSettings
 from holdfast.receive.cors import CorsApp, CorsSettings
 from holdfast.receive.http_app import RequestCounts
 from holdfast.receive.http_server import HttpServer
 from holdfast.receive.listening import AddressText, ListenerTls
 from holdfast.receive.receiver import Receiver, ReceiverContext, ReceiverStatistics
+from holdfast.receive.server_state import ConnectionSettings
 from holdfast.settings import LocalPath, Settings, SizeBytes
 from holdfast.signals.otlp.kinds import OtlpKind
 
