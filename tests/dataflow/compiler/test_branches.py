@@ -11,8 +11,11 @@ import pytest
 from tests.dataflow.compiler.rows import Make, numbers, rows, started
 from tests.dataflow.quivers import at
 
+from holdfast.dataflow.compiler import tails
+from holdfast.dataflow.compiler.places import directory_options
 from holdfast.dataflow.driver.session import spark_parser
 from holdfast.dataflow.kit import PipelineHarness
+from holdfast.dataflow.sink.options import SinkOptions
 from holdfast.dataflow.spec import Pipeline, check
 from holdfast.errors import BadConfig, PipelineFailed
 
@@ -96,6 +99,65 @@ def test_failing_rows_before_a_window_are_set_aside_and_the_others_counted(
     assert [(row["name"], row["n"], row["total"]) for row in one.rows("out")] == [("K", 3, 12)]
     assert [row["error"] for row in one.rows("bad")] == ["ValueError: unlucky"]
     assert one.dead_letters() == []
+
+
+@slow
+def test_a_reducer_is_called_once_for_a_window_also_if_it_fails(
+    bench: Make, tmp_path: Path
+) -> None:
+    """One that fails by chance would else fail for the results and not for the dead letters."""
+    calls = tmp_path / "calls"
+
+    def failing_at_first(window: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+        with calls.open("a") as file:
+            file.write("called\n")
+        if calls.read_text() == "called\n":
+            raise ValueError("by chance")
+        return {"n": len(rows)}
+
+    one = bench(
+        started(max_delay="0s")
+        .window(fixed="10s")
+        .reduce(failing_at_first, name="count", key="key", returns="n bigint")
+        .sink(name="out", files="a")
+        .sink(name="also", files="b")
+    )
+    one.feed("events", rows((1.0, "k", 1), (2.0, "k", 2)))
+    one.close()
+    assert calls.read_text() == "called\n"
+    assert one.rows("out") == one.rows("also") == []
+    assert [letter["error"] for letter in one.dead_letters()] == ["ValueError: by chance"]
+
+
+@slow
+def test_where_no_row_failed_no_dead_letters_are_written(
+    bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To write none costs a job and a batch record for each function and batch."""
+    asked: list[str] = []
+
+    def recorded(name: str, *more: Any) -> SinkOptions:
+        asked.append(name)
+        return directory_options(name, *more)
+
+    monkeypatch.setattr(tails, "directory_options", recorded)
+
+    def lucky(row: dict[str, Any]) -> dict[str, Any]:
+        if row["number"] == 13:
+            raise ValueError("unlucky")
+        return {"number": row["number"]}
+
+    pipeline = started(max_delay="0s").map(lucky, name="lucky", returns="number bigint")
+    one = bench(pipeline.sink(name="out", files="a"))
+    one.feed("events", rows((1.0, "k", 1)))
+    one.run()
+    assert (numbers(one, "out"), asked) == ([1], [])
+    one.feed("events", rows((2.0, "k", 13)))
+    one.close()
+    assert ([letter["vertex"] for letter in one.dead_letters()], asked) == (
+        ["lucky"],
+        ["lucky-failed"],
+    )
 
 
 def refusing(row: dict[str, Any]) -> None:

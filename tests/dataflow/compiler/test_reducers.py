@@ -19,7 +19,13 @@ from tests.dataflow.quivers import at
 from tests.support.examples import examples
 
 from holdfast.dataflow.compiler.calls import FunctionFailed
-from holdfast.dataflow.compiler.packing import PACKED, RowPacker, unpacked
+from holdfast.dataflow.compiler.packing import (
+    GATHERED_BYTES,
+    GATHERED_ROWS,
+    PACKED,
+    RowPacker,
+    unpacked,
+)
 from holdfast.dataflow.compiler.reducers import (
     KEPT,
     ArrowReducer,
@@ -210,9 +216,12 @@ def test_a_timer_that_is_past_goes_off_with_the_next_batch() -> None:
 KEYS = st.one_of(st.none(), st.sampled_from(["", "a", "b"]))
 VALUES = {
     "whole": (pa.int64(), st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))),
+    "small": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
     "real": (pa.float64(), st.one_of(st.none(), st.floats(allow_nan=False))),
+    "sure": (pa.float64(), st.floats(allow_nan=False)),
     "raw": (pa.binary(), st.one_of(st.none(), st.binary(max_size=5))),
     "time": (TIME_TYPE, st.one_of(st.none(), st.integers(0, 10**6).map(at))),
+    "any_time": (TIME_TYPE, st.datetimes(timezones=st.just(UTC))),
     "list": (pa.list_(pa.int32()), st.one_of(st.none(), st.lists(st.integers(0, 9), max_size=2))),
     "map": (
         pa.map_(pa.string(), pa.int64()),
@@ -257,15 +266,46 @@ def test_packed_rows_are_the_rows_group_by_group(data: st.DataObject, group: str
         assert found[one["_event_time"]] == one
 
 
-def test_state_of_an_earlier_version_goes_on() -> None:
-    """It has lists of rows, and is mixed with what comes now."""
+@pytest.mark.parametrize(
+    "kept",
+    [
+        [{"key": "k", "number": 1, "_event_time": at(1)}],
+        {"key": ["k"], "number": [1], "_event_time": [at(1)]},
+    ],
+    ids=["rows", "columns"],
+)
+def test_state_of_an_earlier_version_goes_on(kept: Any) -> None:
+    """It has lists of rows, or of values, and is mixed with what comes now."""
     stand = Stand(SessionReducer(reducing(numbers)))
     stand.feed((5, 2))
-    rows = [{"key": "k", "number": 1, "_event_time": at(1)}]
-    stand.keep(pickle.dumps(rows))
+    stand.keep(pickle.dumps(kept))
     stand.feed((40, 9))
     assert [row.numbers for row in stand.advance(15)] == [[1, 2]]
     assert [row.numbers for row in stand.advance(50)] == [[9]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "letters", "pieces"),
+    [
+        (100, 1, [1000]),
+        (GATHERED_ROWS // 4, 1, [GATHERED_ROWS, GATHERED_ROWS, GATHERED_ROWS // 2]),
+        (4, GATHERED_BYTES // 8, [8] * 5),
+    ],
+)
+def test_batches_are_packed_together_up_to_so_many_rows_and_bytes(
+    rows: int, letters: int, pieces: list[int]
+) -> None:
+    kinds = pa.schema([("key", pa.string()), ("_close", TIME_TYPE)])
+    one = pa.RecordBatch.from_pylist([{"key": "k" * letters, "_close": at(0)}] * rows, kinds)
+    empty = one.slice(0, 0)
+    made = RowPacker(["key"], PACKED_ROWS)(iter([empty, *[one] * 10]))
+    assert [len(unpacked(piece)) for part in made for piece in part[PACKED].to_pylist()] == pieces
+
+
+def test_a_function_is_loaded_for_its_first_call() -> None:
+    """Spark asks for the state in a process of its own, where no call is made."""
+    for kind in (WindowReducer, ArrowReducer, FoldReducer, SessionReducer, ProcessReducer):
+        Stand(kind(reducing("no_such_module:function")))
 
 
 WINDOW = (_local(at(0)), _local(at(10)), "k")

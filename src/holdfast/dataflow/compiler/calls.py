@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -64,6 +64,8 @@ ROW_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError, BadInput)
 
 # Between two looks at the call under way: this part of what it may take, within these bounds.
 TICK_SHARE, TICK_S_MIN, TICK_S_MAX = 0.1, 0.005, 1.0
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Returned = TypeVar("Returned")
 
@@ -193,8 +195,9 @@ def as_batch(
 
 def moments(times: pa.Array) -> list[datetime | None]:
     """Return times as Python has them; faster than Arrow, which asks for each zone."""
-    plain = times.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False).tolist()
-    return [None if moment is None else moment.replace(tzinfo=UTC) for moment in plain]
+    since = times.cast(pa.timestamp("us")).view(pa.duration("us"))
+    spans: list[timedelta | None] = since.to_numpy(zero_copy_only=False).tolist()
+    return [None if span is None else _EPOCH + span for span in spans]
 
 
 def parse_columns(ddl: str, setting: str) -> StructType:

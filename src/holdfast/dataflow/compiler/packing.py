@@ -7,15 +7,19 @@ and a group's rows become one value: what the operator's state is going to hold 
 A packed row says in `_close` when the last of its rows has nothing to wait for any more. Late rows
 are gone by then, so Spark has none to drop by it.
 
-A piece is a pickle of columns by name; for functions that take Arrow it is an Arrow stream. A list
-of rows is what earlier versions kept: such state goes on.
+A piece is a pickle: columns by name, and the names of those that are times. Numbers and times
+without nulls are arrays, times in microseconds since 1970, since a pickle of as many objects costs
+more than all else that is done with a row. For functions that take Arrow a piece is an Arrow
+stream. Earlier versions kept a list of rows, and then columns of objects alone: such state goes on.
 """
 
 from __future__ import annotations
 
 import pickle
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import repeat
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +31,12 @@ PACKED = "_rows"
 # Columns of the rows that a reducer is given, which only the operator needs.
 OURS = ("_close", "_everything", "_window_start", "_window_end")
 _PLACE = "_place"
+# What a task packs at a time, at least if it has as much: the more, the fewer and larger pieces.
+GATHERED_ROWS, GATHERED_BYTES = 65_536, 16 * 1024 * 1024
+
+_TIME_US = pa.timestamp("us", "UTC")
+# How an array has the numbers of a column.
+_CODES = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 
 
 class RowPacker:
@@ -38,11 +48,10 @@ class RowPacker:
         self._as_arrow = as_arrow
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of each batch, packed."""
+        """Yield the groups of some batches at a time, packed."""
         fit = fitter(self._schema)
-        for batch in batches:
-            if batch.num_rows:
-                yield fit(self._packed(batch))
+        for batch in _gathered(batches):
+            yield fit(self._packed(batch))
 
     def _packed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         places, closes = _grouped(batch, self._groups)
@@ -56,6 +65,26 @@ class RowPacker:
             [*firsts.columns, closes, pa.array(pieces, pa.binary())],
             names=[*self._groups, "_close", PACKED],
         )
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield rows in larger batches: Spark hands out ten thousand at a time."""
+    waiting, rows, size_bytes = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size_bytes += batch.nbytes
+        if rows >= GATHERED_ROWS or size_bytes >= GATHERED_BYTES:
+            yield from _as_one(waiting)
+            waiting, rows, size_bytes = [], 0, 0
+    if rows:
+        yield from _as_one(waiting)
+
+
+def _as_one(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Return some batches as one, or as none if they have no rows."""
+    whole: list[pa.RecordBatch] = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return whole
 
 
 def _grouped(batch: pa.RecordBatch, groups: list[str]) -> tuple[pa.Array, pa.Array]:
@@ -82,19 +111,37 @@ def _grouped(batch: pa.RecordBatch, groups: list[str]) -> tuple[pa.Array, pa.Arr
 
 
 def _pickles(rows: pa.RecordBatch, bounds: list[tuple[int, int]]) -> list[bytes]:
-    columns = {name: _values(rows.column(name)) for name in rows.schema.names}
+    numbers = {name: _numbers(rows.column(name)) for name in rows.schema.names}
+    times = tuple(name for name in numbers if numbers[name] and _is_in_utc(rows.column(name)))
+    columns = {name: numbers[name] or _values(rows.column(name)) for name in numbers}
     return [
-        pickle.dumps({name: values[start:end] for name, values in columns.items()})
+        pickle.dumps(({name: values[start:end] for name, values in columns.items()}, times))
         for start, end in bounds
     ]
 
 
+def _numbers(column: pa.Array) -> array[Any] | None:
+    """Return a column as an array; None if its values are no numbers and no times, or some null."""
+    if column.null_count:
+        return None
+    if _is_in_utc(column):
+        column = column.cast(_TIME_US).cast(pa.int64())
+    code = _CODES.get(column.type)
+    return None if code is None else array(code, column.to_numpy().tobytes())
+
+
 def _values(column: pa.Array) -> list[Any]:
     """Return values as functions see them: times in UTC, maps as dicts."""
-    if pa.types.is_timestamp(column.type) and column.type.tz is not None:
+    if _is_in_utc(column):
         return moments(column)
-    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    # Arrow is slower where it is told how to take maps, even if there are none.
+    maps: Literal["lossy"] | None = "lossy" if pa.types.is_nested(column.type) else None
+    values: list[Any] = column.to_pylist(maps_as_pydicts=maps)
     return values
+
+
+def _is_in_utc(column: pa.Array) -> bool:
+    return pa.types.is_timestamp(column.type) and column.type.tz is not None
 
 
 def _streams(rows: pa.RecordBatch, bounds: list[tuple[int, int]]) -> list[bytes]:
@@ -119,11 +166,13 @@ def unpacked(piece: bytes) -> list[dict[str, Any]]:
     kept: Any = pickle.loads(piece)
     if isinstance(kept, list):
         return kept
-    names = tuple(kept)
-    return [dict(zip(names, values, strict=True)) for values in zip(*kept.values(), strict=True)]
+    columns, times = (kept, ()) if isinstance(kept, dict) else kept
+    for name in times:
+        columns[name] = moments(pa.array(columns[name]).view(_TIME_US))
+    return list(map(dict, map(zip, repeat(tuple(columns)), zip(*columns.values(), strict=True))))
 
 
 def repacked(rows: Sequence[dict[str, Any]]) -> bytes:
     """Return some rows of pieces, which have the same columns, as one piece."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return pickle.dumps({name: [row.get(name) for row in rows] for name in names})
+    return pickle.dumps(({name: [row.get(name) for row in rows] for name in names}, ()))

@@ -25,7 +25,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -83,6 +83,13 @@ class Reducer(StatefulProcessor):
     def __init__(self, reducing: Reducing) -> None:
         self._reducing = reducing
         self._has_window = True
+
+    @cached_property
+    def _function(self) -> Callable[..., Any]:
+        """What the user wrote. It is loaded for the first call: Spark also asks for the state that
+        there is, in a process of its own, and would wait there for all that its module imports.
+        """
+        return load_function(self._reducing.function)
 
     def close(self) -> None:
         """See Spark: the last call of the task was made."""
@@ -150,7 +157,6 @@ class WindowReducer(Reducer):
         """See Spark."""
         self._handle = handle
         self._kept = handle.getListState("rows", KEPT)
-        self._function = load_function(self._reducing.function)
 
     def handleInputRows(
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
@@ -208,7 +214,10 @@ class FoldReducer(Reducer):
         """See Spark."""
         self._handle = handle
         self._kept = handle.getValueState("folded", KEPT)
-        self._fold = load_function(self._reducing.function)()
+
+    @cached_property
+    def _fold(self) -> Any:
+        return self._function()
 
     def handleInputRows(
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
@@ -407,7 +416,10 @@ class ProcessReducer(Reducer):
         """See Spark."""
         self._handle = handle
         self._kept = handle.getValueState("state", KEPT)
-        self._process = load_function(self._reducing.function)()
+
+    @cached_property
+    def _process(self) -> Any:
+        return self._function()
 
     def handleInputRows(
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues

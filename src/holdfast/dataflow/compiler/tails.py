@@ -38,13 +38,13 @@ from holdfast.dataflow.compiler.places import (
     lane_subscriber,
     target_options,
 )
-from holdfast.dataflow.compiler.plan import Output, Plan, Query
+from holdfast.dataflow.compiler.plan import EVERY, Output, Plan, Query
 from holdfast.dataflow.compiler.python import Call
 from holdfast.dataflow.sink.options import EVENT_TIME, SinkOptions
 from holdfast.dataflow.sink.records import BatchRecord, BatchRecords
 from holdfast.dataflow.sink.writers import stream_writer
 from holdfast.dataflow.source.checkpoint import Checkpoint
-from holdfast.dataflow.spec.pipeline import FAILED
+from holdfast.dataflow.spec.pipeline import FAILED, MAIN
 from holdfast.dataflow.spec.vertices import SYSTEM_COLUMNS, SinkSettings, TargetSettings
 from holdfast.errors import HoldfastError
 from holdfast.quiver.base.bundle import RESERVED_COLUMNS
@@ -213,45 +213,66 @@ class Tail:
         """Return the vertices of the tail over one batch; what is used repeatedly is kept.
 
         Spark computes a frame again for each use. For the batch itself that would be reading the
-        sources again; for a run of functions it would be worse: a function that decides by chance
-        would reject a row in one use and pass it in another.
+        sources and calling reducers again; for a function it would be worse: one that decides by
+        chance would reject a row in one use and pass it in another.
         """
         taps = self._query.taps
+        if len(taps) > 1 or self._uses(taps[0]) > 1:
+            _keep(batch, kept)
         if len(taps) == 1:
             given = {taps[0]: batch}
         else:
-            _keep(batch, kept)
             given = {
                 tap: batch.where(F.col("_tap") == place).select(f"_{place}.*")
                 for place, tap in enumerate(taps)
             }
         frames = Frames(self._plan, self._query, given, is_stream=False, batch=number)
-        for output in [*taps, *(Output(name) for name in self._query.tail)]:
-            edges = [e for e in self._plan.pipeline.out_of(*output) if e.target in self._query.tail]
-            if len(edges) + (output in self._query.writes) > 1 and len(taps) == 1:
+        for output in map(Output, self._query.tail):
+            if self._uses(output) > 1 and len(taps) == 1:
                 _keep(frames.output(output), kept)
         for run in self._query.runs:
             if run[0] in self._query.tail:
                 _keep(frames.run(run), kept)
         return frames
 
+    def _uses(self, output: Output) -> int:
+        """Return how many frames the tail makes of an output."""
+        pipeline = self._plan.pipeline
+        ports = (MAIN, FAILED) if output.port == EVERY else (output.port,)
+        uses = 0
+        for port in ports:
+            edges = [
+                e for e in pipeline.out_of(output.vertex, port) if e.target in self._query.tail
+            ]
+            uses += len(edges) + (Output(output.vertex, port) in self._query.writes)
+        return uses + (output.port == EVERY and self._looks_for_failures(output.vertex))
+
+    def _looks_for_failures(self, name: str) -> bool:
+        """Whether `_keep_rejected` has rows of a vertex to keep, or to count."""
+        vertex = self._plan.pipeline.vertices[name]
+        calls = vertex.reduce if vertex.reduce is not None else vertex.step
+        if calls is None or not calls.is_python or calls.on_failure == "fail":
+            return False
+        if name not in self._query.tail and vertex.reduce is None:
+            return False  # counted in the streaming plan
+        return not (vertex.keeps_failures and self._plan.pipeline.out_of(name, FAILED))
+
     def _keep_rejected(self, frames: Frames, number: int) -> None:
         """Keep rows that failed in the end and that no edge takes; count those that are dropped."""
         for name in self._query.vertices:
-            vertex = self._plan.pipeline.vertices[name]
-            calls = vertex.reduce if vertex.reduce is not None else vertex.step
-            if calls is None or not calls.is_python or calls.on_failure == "fail":
+            if not self._looks_for_failures(name):
                 continue
-            if name not in self._query.tail and vertex.reduce is None:
-                continue  # counted in the streaming plan
             failed = frames.failures(name).where("_failed.lane IS NULL")
-            if not vertex.keeps_failures:
-                self.counts["failed", name] += failed.count()
-            elif not self._plan.pipeline.out_of(name, FAILED):
+            if self._plan.pipeline.vertices[name].keeps_failures:
                 letters = rejected_rows(failed, "payload")
                 self.counts["failed", name] += self._dead_letters(name, letters, number)
+            else:
+                self.counts["failed", name] += failed.count()
 
     def _dead_letters(self, name: str, failed: DataFrame, number: int) -> int:
+        """Write rows that failed in the end; mostly there are none, and to look is cheaper."""
+        if failed.isEmpty():
+            return 0
         directory = self._places.dead_letters(self._query)
         options = directory_options(f"{name}-failed", directory, self._checkpoint)
         return self._write(failed, options, number)
