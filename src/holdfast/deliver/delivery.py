@@ -247,8 +247,8 @@ class DeliveryLoop:
             if lane.is_empty:
                 del self.lanes[lane.key]
                 return
-            # Looked at here and once more inside the slot: waiting for a slot may take as long as
-            # a send does, and the breaker may have opened meanwhile.
+            # Looked at here and once more after whatever takes time before the send: the breaker
+            # may have opened meanwhile.
             pause_s = self._pause_s(lane)
             if pause_s is None or pause_s > 0:
                 await wait_for(self._timer, pause_s, lane.bell, self._bell)
@@ -278,13 +278,14 @@ class DeliveryLoop:
 
     async def _take_turn(self, lane: DeliveryLane) -> None:
         """Send once from a lane, if nothing came between, and settle what came of it."""
+        has_waited = self._slots.locked()
         async with self._slots:
-            large = self._large_ahead(lane)
-            if large and self._may_send(lane):
+            if has_waited and not self._may_send(lane):
+                return  # other lanes may have opened the breaker meanwhile
+            if large := self._large_ahead(lane):
                 await self._prepare_beside(large)
-            # Both took their time, and other lanes may have opened the breaker.
-            if not self._may_send(lane):
-                return
+                if not self._may_send(lane):
+                    return
             batch = self._next_batch(lane)
             other = None
             if batch and lane.trial is not None:
@@ -361,9 +362,11 @@ class DeliveryLoop:
         first: list[Item] = []
         size_bytes = 0
         for item in lane.sendable():
+            if item.refusal is not None or not self._is_large(item):
+                break
             size_bytes += item.event.size_bytes
             is_enough = len(first) == lane.limit_events or size_bytes > PREPARED_AT_ONCE_BYTES
-            if item.refusal is not None or not self._is_large(item) or (first and is_enough):
+            if first and is_enough:
                 break
             first.append(item)
         return first
@@ -413,16 +416,20 @@ class DeliveryLoop:
 
     async def _send(self, batch: Sequence[Item]) -> Answer:
         """Count and send a batch; a crash behind `SENT` is what at-least-once is about."""
-        events = sum([item.event.rows for item in batch])
+        events = 0
+        ready: list[Unit] = []
+        for item in batch:
+            item.attempts += 1
+            events += item.event.rows
+            assert item.ready is not None, "BUG: sent, and not ready"
+            ready.append(item.ready)
         self.in_flight_events += events
         self._counters.sends += 1
         if (limit := self._settings.max_bytes_per_s) is not None:
-            paused_s = sum(item.ready.size_bytes for item in batch if item.ready) / limit
+            paused_s = sum(unit.size_bytes for unit in ready) / limit
             self._paced_until_s = max(self._paced_until_s, self._timer.now_s()) + paused_s
-        for item in batch:
-            item.attempts += 1
         try:
-            answer = await self._sender.send([item.ready for item in batch if item.ready])
+            answer = await self._sender.send(ready)
         finally:
             self.in_flight_events -= events
         self._reached(DeliveryPoint.SENT)

@@ -87,14 +87,8 @@ class Judge:
                 self.log.worked(now_s)
         if not failed:
             lane.grow()
-        # A batch may be answered with both kinds. Each is handled for what it is: a refusal
-        # shrinks the next batch, and everything else makes the lane wait.
-        refused = {i: f for i, f in failed.items() if f.kind in _REFUSALS}
-        if refused:
-            self._refused(lane, batch, refused)
-        waits = {i: f for i, f in failed.items() if f.kind not in _REFUSALS}
-        if waits:
-            self._wait(lane, batch, waits, now_s)
+        else:
+            self._failed(lane, batch, failed, now_s)
         # The head has an outcome, whatever failed behind it. Pauses and trials are about one head,
         # and start over with the next.
         if lane.failures and (batch[0].decision is not None or batch[0].verdict is not None):
@@ -182,6 +176,20 @@ class Judge:
         self.due.append(item)
 
     # -------------------------------------------------------------- more than one
+
+    def _failed(
+        self, lane: DeliveryLane, batch: Sequence[Item], failed: Mapping[int, Failure], now_s: float
+    ) -> None:
+        """Handle each failure for what it is: a batch may be answered with both kinds.
+
+        A refusal shrinks the next batch, and everything else makes the lane wait.
+        """
+        refused = {i: f for i, f in failed.items() if f.kind in _REFUSALS}
+        if refused:
+            self._refused(lane, batch, refused)
+        waits = {i: f for i, f in failed.items() if f.kind not in _REFUSALS}
+        if waits:
+            self._wait(lane, batch, waits, now_s)
 
     def _refused(
         self, lane: DeliveryLane, batch: Sequence[Item], refused: Mapping[int, Failure]

@@ -279,16 +279,18 @@ class Sender:
         # Sends that did not end when they were told to.
         self._stuck: set[asyncio.Task[Answer]] = set()
 
-    async def send(self, events: Sequence[Unit]) -> Answer:
+    def send(self, events: Sequence[Unit]) -> Coroutine[Any, Any, Answer]:
         """Send once, and say what became of each event; raises nothing."""
         began_ns = self_watch.begin()
+        return self._send_and_tell(events, began_ns) if began_ns else self._send(events)
+
+    async def _send_and_tell(self, events: Sequence[Unit], began_ns: int) -> Answer:
         answer = await self._send(events)
-        if began_ns:
-            size_bytes = sum(event.size_bytes for event in events)
-            told: dict[str, str | int] = {"destination": self._name}
-            told |= {"events": len(events), "bytes": size_bytes}
-            failure = next((str(one) for one in answer.failed.values()), "")
-            self_watch.end(self_watch.OwnSpan("send", False, began_ns, told, failure))
+        size_bytes = sum(event.size_bytes for event in events)
+        told: dict[str, str | int] = {"destination": self._name}
+        told |= {"events": len(events), "bytes": size_bytes}
+        failure = next((str(one) for one in answer.failed.values()), "")
+        self_watch.end(self_watch.OwnSpan("send", False, began_ns, told, failure))
         return answer
 
     async def _send(self, events: Sequence[Unit]) -> Answer:

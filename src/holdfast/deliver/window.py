@@ -15,11 +15,9 @@ behind it. That is why finished bundles in the middle stay in `_bundles` and kee
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import NamedTuple
 
 from holdfast.quiver import Outcome, Position, Range
@@ -228,7 +226,7 @@ class DeliveryWindow:
         # of bundles.
         for seq in sorted(self._dirty):
             bundle = self._by_seq[seq]
-            for first, end, decision in _runs(bundle, self._ready(bundle, left_behind)):
+            for first, end, decision in _runs(bundle, left_behind):
                 since = Position(seq, first)
                 through = Position(seq + 1) if end == bundle.events else Position(seq, end)
                 if pieces and pieces[-1].joins(bundle, since, decision):
@@ -239,39 +237,18 @@ class DeliveryWindow:
                     pieces.append(LedgerLine(bundle.planned, since, through, decision, part))
         return pieces
 
-    def _ready(self, bundle: TrackedBundle, left_behind: set[str]) -> list[Item]:
-        """Return what is decided from the first event that is not recorded on, without a gap.
-
-        Notes the keys of events that are decided, and have to wait for others.
-        """
-        if bundle.whole is not None:
-            return []
-        ready: list[Item] = []
-        waits = False
-        for item in bundle.items[bundle.recorded_items :]:
-            # Two rules in one pass. Within a bundle nothing may be recorded behind a gap: the
-            # ledger stores one row number per bundle. Across bundles nothing of a key may be
-            # recorded that follows something of the same key left behind, or a restart would send
-            # the older event after the newer one.
-            waits = waits or item.decision is None or item.key in left_behind
-            if item.decision is None:
-                continue
-            if not waits:
-                ready.append(item)
-            else:
-                left_behind.add(item.key)
-        return ready
-
     def recorded(self, pieces: Sequence[LedgerLine]) -> None:
         """Note that pieces are in the ledger."""
         for piece in pieces:
             for bundle, end in piece.parts:
+                if end == bundle.events:
+                    if not bundle.is_done:
+                        self._finish(bundle)
+                    continue
                 bundle.record(end)
-                if bundle.recorded == bundle.events and not bundle.is_done:
-                    self._finish(bundle)
                 # Still dirty if something behind a gap is decided: it is looked at again when the
                 # gap closes.
-                elif not any(item.decision for item in bundle.items[bundle.recorded_items :]):
+                if not any(item.decision for item in bundle.items[bundle.recorded_items :]):
                     self._dirty.discard(bundle.seq)
         self._shrink()
 
@@ -286,14 +263,30 @@ class DeliveryWindow:
             self.ahead_bytes -= self._bundles.popleft().size_bytes
 
 
-def _runs(bundle: TrackedBundle, ready: Sequence[Item]) -> Iterator[tuple[int, int, Decision]]:
-    """Yield first row, end row and decision of what may be recorded, in order."""
+def _runs(bundle: TrackedBundle, left_behind: set[str]) -> list[tuple[int, int, Decision]]:
+    """Return first row, end row and decision of what may be recorded of a bundle, in order.
+
+    Notes the keys of events that are decided, and have to wait for others.
+    """
     if bundle.whole is not None:
-        yield bundle.recorded, bundle.events, bundle.whole
-        return
-    first = bundle.recorded
-    for decision, run in itertools.groupby(ready, attrgetter("decision")):
-        assert decision is not None, "BUG: ready, and not decided"
-        *_, last = run
-        yield first, last.end_row, decision
-        first = last.end_row
+        return [(bundle.recorded, bundle.events, bundle.whole)]
+    runs: list[tuple[int, int, Decision]] = []
+    first, waits = bundle.recorded, False
+    for item in bundle.items[bundle.recorded_items :]:
+        decision = item.decision
+        # Two rules in one pass. Within a bundle nothing may be recorded behind a gap: the ledger
+        # stores one row number per bundle. Across bundles nothing of a key may be recorded that
+        # follows something of the same key left behind, or a restart would send the older event
+        # after the newer one.
+        waits = waits or decision is None or item.key in left_behind
+        if decision is None:
+            continue
+        if waits:
+            left_behind.add(item.key)
+            continue
+        if runs and runs[-1][2] == decision:
+            first = runs.pop()[0]
+        end = item.end_row
+        runs.append((first, end, decision))
+        first = end
+    return runs
