@@ -13,8 +13,10 @@ import pytest
 from holdfast import bench
 from holdfast.bench import runner
 from holdfast.bench.load import (
+    PRODUCERS,
     by_tasks,
     by_threads,
+    has_run,
     measure,
     raw_event,
     replay_groups,
@@ -24,8 +26,9 @@ from holdfast.bench.quiver_append import measure_small
 from holdfast.bench.quiver_ledger import measure_ledger
 from holdfast.bench.scale import QUIVER_QUICK
 from holdfast.errors import BadInput
-from holdfast.quiver import QuiverConfig
+from holdfast.quiver import Quiver, QuiverConfig
 from holdfast.quiver.base.bundle import encode_arrow
+from holdfast.quiver.log.wal import decode_header
 
 PROMISED = {
     "append_vs_disk",
@@ -166,3 +169,20 @@ def test_the_filesystem_of_a_directory_is_found(tmp_path: Path) -> None:
     assert found != "unknown" or not Path("/proc/self/mounts").exists()
     if Path("/proc/self/mounts").exists():
         assert runner.filesystem(Path("/proc")) == "proc"
+
+
+def test_a_quiver_that_is_not_new_writes_over_an_old_log(tmp_path: Path) -> None:
+    event = raw_event()
+    with Quiver.open(tmp_path) as quiver:
+        has_run(quiver, tmp_path, 2, by_tasks(lambda quiver: quiver.append_raw_async(event)))
+        quiver.append_raw(event)
+        (newest,) = (tmp_path / "wal").glob("*.wal")
+        header = decode_header(memoryview(newest.read_bytes()))
+    assert header.recycled_bytes > 2 * PRODUCERS * len(event)
+
+
+def test_the_bare_disk_writes_as_much_over_an_old_file(tmp_path: Path) -> None:
+    over = replay_groups(tmp_path, [4096, 10_000], is_new=False)
+    assert over.written_bytes == 14_096
+    assert len(over.group_s) == 2
+    assert list(tmp_path.iterdir()) == []

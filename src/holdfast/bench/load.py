@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from holdfast.bench.figures import percentile
 from holdfast.bench.stopwatch import Stopwatch
+from holdfast.errors import CheckFailed
 from holdfast.quiver import Quiver, QuiverConfig, Statistics
 from holdfast.seam import Seam
 from holdfast.seam.disk import Handle, RealDisk
@@ -114,13 +115,39 @@ class LoadRun:
 Drive = Callable[[Quiver, int], list[float]]
 
 
-def measure(folder: Path, config: QuiverConfig, appends_each: int, drive: Drive) -> LoadRun:
+# How long the files of a log may take to become spares.
+SPARES_TIMEOUT_S = 60.0
+
+
+def has_run(quiver: Quiver, folder: Path, appends_each: int, drive: Drive) -> None:
+    """Append and seal as much as is measured afterwards, as a quiver has that is not new.
+
+    Twice, because a file that is not needed any more is written over by the next one but one.
+    """
+    for each in (appends_each, 1):
+        drive(quiver, each)
+        quiver.flush()
+        deadline_s = time.monotonic() + SPARES_TIMEOUT_S
+        while len(list(folder.glob("wal/*.wal"))) > 1:
+            if time.monotonic() > deadline_s:
+                raise CheckFailed(
+                    "old files of the log stay", hint="is its disk full?", path=str(folder)
+                )
+            time.sleep(0.01)
+
+
+def measure(
+    folder: Path, config: QuiverConfig, appends_each: int, drive: Drive, *, is_new: bool = True
+) -> LoadRun:
     """Open a new quiver, let all producers append, and close it."""
     disk = RecordingDisk()
     # What earlier measurements left: to look through all of it takes 50 ms, which would otherwise
     # fall into one of the measurements, always the same one in the same version.
     gc.collect()
     with Quiver.open(folder, config, seam=Seam(disk=disk)) as quiver:
+        if not is_new:
+            has_run(quiver, folder, appends_each, drive)
+            disk.groups.clear()
         with Stopwatch() as watch:
             latencies_s = drive(quiver, appends_each)
         # Before the quiver is closed: what closing seals and syncs is not part of the load.
@@ -212,8 +239,8 @@ class RawRun:
         return self.written_bytes / self.wall_s / 1e6
 
 
-def replay_groups(folder: Path, groups: Sequence[int]) -> RawRun:
-    """Write and sync each group into one new file.
+def replay_groups(folder: Path, groups: Sequence[int], *, is_new: bool = True) -> RawRun:
+    """Write and sync each group into one new file, or over one that is as long.
 
     One file, opened once and never rotated, from one buffer that is written over and over: the
     best a single-threaded program could do, so the comparison errs to the disk's favour.
@@ -225,6 +252,13 @@ def replay_groups(folder: Path, groups: Sequence[int]) -> RawRun:
     handle = disk.create(path, "raw")
     group_s = []
     try:
+        if not is_new:
+            for size_bytes in groups:
+                _write(handle, content[:size_bytes])
+            disk.sync(handle, "raw")
+            disk.close(handle)
+            # Not by the seam: older versions, which this is compared with, cannot write over.
+            handle = Handle(os.open(path, os.O_WRONLY))
         with Stopwatch() as watch:
             for size_bytes in groups:
                 began_s = time.perf_counter()

@@ -16,6 +16,10 @@ that is given the same bytes in groups of all 64 producers (`append_vs_disk_of_6
                 the ratio is about
     trusted     the same with batches that are said to be trusted, so not looked through
     raw         the same with raw bundles of 43 events of 2 kB: no Arrow is encoded
+    recycled    the burst in a quiver that has sealed as much before, so that its log is written
+                over old files, as in any that runs for longer than a segment takes. Beside the bare
+                disk that writes a new file and, as `recycled_append_vs_disk_over`, one that writes
+                over an old one
     threads     the same with 64 threads
     sustained   default configuration, sealing included: every byte is written twice
 
@@ -53,12 +57,14 @@ from holdfast.bench.load import (
     telemetry_batch,
 )
 from holdfast.bench.scale import QuiverScale
-from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig
+from holdfast.quiver import Quiver, QuiverConfig, SegmentConfig, WalConfig
 
 # The largest there is, so that no seal begins.
 BURST = QuiverConfig(
     segment=SegmentConfig(target_size_bytes=256 * 1024 * 1024, max_open_duration_s=600.0)
 )
+# The whole burst in one file: what is written over is then as long.
+RECYCLED = QuiverConfig(segment=BURST.segment, wal=WalConfig(file_size_bytes=256 * 1024 * 1024))
 SUSTAINED = QuiverConfig()
 RAW_EVENTS = 43  # of 2 kB: as many bytes as a batch
 
@@ -70,6 +76,7 @@ class Pair(NamedTuple):
     raw: RawRun
     raw_again: RawRun
     raw_of_64: RawRun
+    raw_over: RawRun
     generator_cpu_us: float
 
     @property
@@ -102,10 +109,13 @@ def measure_append(
         config: QuiverConfig, appends_each: int, drive: Drive, nothing: Drive
     ) -> Callable[[], Pair]:
         def contend() -> Pair:
-            ours = measure(folder / f"append-{next(number)}", config, appends_each, drive)
+            is_new = config is not RECYCLED
+            place = folder / f"append-{next(number)}"
+            ours = measure(place, config, appends_each, drive, is_new=is_new)
             # A seal during a burst would write the same bytes once more, beside the appends: the
             # ratio would then measure how the disk shares itself.
-            assert config is SUSTAINED or not ours.statistics.sealer.segments, "BUG: a seal began"
+            seals = ours.statistics.sealer.segments
+            assert config is SUSTAINED or seals == (0 if is_new else 2), "BUG: a seal began"
             # Immediately after: a shared disk is twice as fast from one minute to the next, and
             # the two halves of a pair should see the same disk.
             return Pair(
@@ -113,6 +123,7 @@ def measure_append(
                 replay_groups(folder, ours.groups),
                 replay_groups(folder, ours.groups),
                 replay_groups(folder, _in_groups_of(PRODUCERS, ours)),
+                replay_groups(folder, ours.groups, is_new=False),
                 generator_cpu_us(nothing, appends_each),
             )
 
@@ -124,6 +135,7 @@ def measure_append(
             "burst": pair(BURST, each, tasks, IDLE_TASKS),
             "trusted": pair(BURST, each, trusted, IDLE_TASKS),
             "raw": pair(BURST, each, raw, IDLE_TASKS),
+            "recycled": pair(RECYCLED, each, tasks, IDLE_TASKS),
             "threads": pair(BURST, each, threads, IDLE_THREADS),
             "sustained": pair(SUSTAINED, scale.sustained_batches_each, tasks, IDLE_TASKS),
         },
@@ -133,6 +145,9 @@ def measure_append(
     _add(figures, "", pairs["burst"])
     _add(figures, "trusted_", pairs["trusted"])
     _add(figures, "raw_", pairs["raw"])
+    _add(figures, "recycled_", pairs["recycled"])
+    over = (found.ours.wal_mb_per_s / found.raw_over.mb_per_s for found in pairs["recycled"])
+    figures.add("recycled_append_vs_disk_over", over)
     _add(figures, "threads_", pairs["threads"])
     _add(figures, "sustained_", pairs["sustained"])
     _add_amplification(figures, [found.ours for found in pairs["sustained"]])
