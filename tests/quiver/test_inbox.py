@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -294,6 +295,29 @@ def test_what_waits_when_the_writer_dies_is_answered(machine: Machine) -> None:
     with pytest.raises(StorageFailed) as later:
         quiver.append_raw(b"later")
     assert later.value.stored == "no"
+
+
+def test_what_was_taken_when_a_bug_ends_the_writer_is_answered_at_once(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiver = machine.start()
+    inbox, all_wait = quiver._engine.writer.inbox, threading.Event()
+
+    def refusal(size_bytes: int) -> None:
+        if all_wait.is_set():
+            raise ZeroDivisionError
+        assert all_wait.wait(PATIENCE_S)
+
+    monkeypatch.setattr(quiver._engine.retention, "refusal", refusal)
+    first = in_thread(lambda: quiver.append_raw(b"x"))
+    until(lambda: inbox.pending_bytes and not inbox._items)
+    together = [in_thread(work) for work in (lambda: quiver.append_raw(b"y"), quiver.flush)]
+    until(lambda: len(inbox._items) == len(together))
+    all_wait.set()
+    for waiting in together:
+        with pytest.raises((ZeroDivisionError, StorageFailed)):
+            waiting.result(PATIENCE_S)
+    assert first.result(PATIENCE_S).seq == 0
 
 
 def test_a_seal_that_dies_at_close_answers_those_who_wait_for_the_segment(

@@ -10,6 +10,8 @@ from tests.quiver.machine import Machine, quiet
 from holdfast.errors import BadInput, DiskFull, HoldfastError, Overloaded
 from holdfast.quiver import Outcome, Quiver, QuiverConfig, SubscriberOptions
 from holdfast.quiver.base.config import MB, RetentionConfig
+from holdfast.quiver.base.points import QuiverPoint
+from holdfast.seam.faulty import Fault, FaultKind, FaultyDisk
 from holdfast.seam.simulated import SimulatedDisk
 
 COPIED = SubscriberOptions(max_segment_bytes=3 * MB, on_full="drop_copied")
@@ -84,6 +86,20 @@ def test_scenario_17_block_and_drop_oldest_count_segments_too() -> None:
         assert "'node.b' is more than" in until_refused(quiver).message
 
 
+def test_a_ledger_that_cannot_be_written_keeps_what_was_to_be_dropped_and_ends_no_append() -> None:
+    with Machine() as machine:
+        failing = Fault(QuiverPoint.LEDGER_WRITE, FaultKind.EIO, nth=2, times=1000)
+        disk = FaultyDisk(machine.disk, [failing], machine.disk.die)
+        quiver = machine.start(config(), through=lambda _: disk)
+        quiver._engine.keeper.close()
+        quiver.register("node.a", options=replace(COPIED, on_full="drop_oldest"))
+        seal(quiver, 5)
+        assert losses(quiver) == []
+        disk.heal()
+        quiver.append_raw(b"more")
+        assert losses(quiver) == [(0, 2, Outcome.DROPPED)]
+
+
 def test_caps_count_what_segments_occupy_not_their_payload() -> None:
     with Machine() as machine:
         quiver = start(machine)
@@ -131,9 +147,11 @@ def test_what_is_too_old_goes_only_if_it_is_copied() -> None:
         caps = quiver._engine.retention.segment_caps
         subscriber = quiver.subscriber("node.a")
         later_ns = summary.max_ingestion_ns + 61 * 10**9
-        assert "max_age_s" in (caps.enforce(subscriber, later_ns) or "")
+        caps.enforce(subscriber, later_ns)
+        assert "max_age_s" in (caps.beyond(subscriber, later_ns) or "")
         quiver.tell_copied(lambda *_: True)
-        assert caps.enforce(subscriber, later_ns) is None
+        caps.enforce(subscriber, later_ns)
+        assert caps.beyond(subscriber, later_ns) is None
         assert losses(quiver) == [(0, 1, Outcome.EXPIRED)]
 
 

@@ -291,7 +291,11 @@ class Retention:
         """Return the error if a subscriber with `on_full="block"` is too far behind."""
         for subscriber in list(self._ledger.state.subscribers.values()):
             if subscriber.options.counts_segments:
-                behind = self.segment_caps.enforce(subscriber, self.now_ns())
+                now_ns = self.now_ns()
+                # As above: what cannot be recorded as dropped stays.
+                with contextlib.suppress(HoldfastError, OSError):
+                    self.segment_caps.enforce(subscriber, now_ns)
+                behind = self.segment_caps.beyond(subscriber, now_ns)
             else:
                 behind = self._subscriber_caps.beyond(subscriber)
             if behind is not None:

@@ -65,14 +65,21 @@ class SegmentCaps:
             subscriber.name, summary.quiver_id, summary.first_seq, summary.last_seq + 1
         )
 
-    def enforce(self, subscriber: Subscriber, now_ns: int) -> str | None:
-        """Drop what may go until a subscriber is within its caps; return why appends must wait."""
+    def enforce(self, subscriber: Subscriber, now_ns: int) -> None:
+        """Drop what may go until a subscriber is within its caps."""
         with self._ledger.lock:
-            if self._beyond(subscriber, now_ns) and subscriber.options.on_full != "block":
+            if subscriber.options.on_full != "block" and self._beyond(subscriber, now_ns):
                 self._drop(subscriber, now_ns)
-            # With `drop_oldest` what is left is on its way, and nobody waits for that.
-            is_patient = subscriber.options.on_full == "drop_oldest"
-            return None if is_patient else self._beyond(subscriber, now_ns)
+
+    def beyond(self, subscriber: Subscriber, now_ns: int) -> str | None:
+        """Say why appends must wait for a subscriber; None if they need not.
+
+        With `drop_oldest` what is left is on its way, and nobody waits for that.
+        """
+        if subscriber.options.on_full == "drop_oldest":
+            return None
+        with self._ledger.lock:
+            return self._beyond(subscriber, now_ns)
 
     def _beyond(self, subscriber: Subscriber, now_ns: int) -> str | None:
         options = subscriber.options

@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from holdfast.errors import DiskFull, HoldfastError, NotAccepted, StorageFailed
@@ -38,7 +39,15 @@ from holdfast.quiver.base.frame import NOTHING, Totals
 from holdfast.quiver.base.held_bundle import HeldBundle
 from holdfast.quiver.base.points import QuiverPoint
 from holdfast.quiver.log.group import Numbered, Numbering, answers_from_memory, last_append, parts
-from holdfast.quiver.log.inbox import Answered, Append, Inbox, Receipt, answer, answer_when_sealed
+from holdfast.quiver.log.inbox import (
+    Answered,
+    Append,
+    Inbox,
+    Receipt,
+    WriterRequest,
+    answer,
+    answer_when_sealed,
+)
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.sealer import Sealer
 from holdfast.quiver.log.wakeup import Wakeup
@@ -178,24 +187,28 @@ class Writer:
     # ------------------------------------------------------------------ thread
 
     def _run(self) -> None:
+        # What was taken from the inbox, and is not done.
+        items: deque[Append | WriterRequest] = deque()
         try:
             while True:
-                items = self.inbox.take(self._config.wal.max_group_bytes, self._patience_s())
+                items.extend(self.inbox.take(self._config.wal.max_group_bytes, self._patience_s()))
+                is_empty = not items
                 appends = [item for item in items if isinstance(item, Append)]
                 if appends or self._carried:
                     groups, has_room = parts(appends, self.room)
                     for group in groups:
                         self._commit(group, has_room=has_room)
-                for item in items:
+                while items:
+                    item = items.popleft()
                     if not isinstance(item, Append):
                         item.run()
                 self._on_time()
                 self._announce()
-                if self._stopping and not items:
+                if self._stopping and is_empty:
                     break
             self._finish()
         except BaseException as error:
-            self._die(error)
+            self._die(error, items)
 
     def _announce(self) -> None:
         """Wake the readers once per group, when what was synced is in the open buffer."""
@@ -585,7 +598,7 @@ class Writer:
             self.counters.write_failures += 1  # the next start skips a block of numbers instead
         wal.close()
 
-    def _die(self, error: BaseException) -> None:
+    def _die(self, error: BaseException, taken: Iterable[Append | WriterRequest]) -> None:
         """Fail everyone who waits or comes later; the data on disk is as after a kill."""
         failure = StorageFailed(
             f"the writer ended: {type(error).__name__}: {error}",
@@ -594,6 +607,6 @@ class Writer:
         )
         self._fail(failure)
         self.inbox.close(failure)
-        for item in self.inbox.take(1 << 62, 0.0):
+        for item in (*taken, *self.inbox.take(1 << 62, 0.0)):
             answer([(item, error)]) if isinstance(item, Append) else item.run()
         self._sealer.close(None)
