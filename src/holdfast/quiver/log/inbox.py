@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
-from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed
+from holdfast.errors import HoldfastError, NotAccepted, Overloaded, QuiverClosed, StorageFailed
 from holdfast.quiver.base.bundle import Encoded, Headers, OneEvent
 from holdfast.quiver.base.config import AckLevel
 from holdfast.quiver.base.frame import NO_WATERMARK
@@ -405,6 +405,14 @@ class Inbox:
             self._room.notify_all()
             self._wake_loops()
 
+    def end(
+        self, reason: NotAccepted, error: BaseException, taken: Iterable[Append | WriterRequest]
+    ) -> None:
+        """Refuse everything, and answer what was handed over, or taken and not done."""
+        self.close(reason)
+        for item in (*taken, *self.take(1 << 62, 0.0)):
+            answer([(item, error)]) if isinstance(item, Append) else item.run()
+
     def _try_put(self, append: Append) -> bool:
         """Take an append if it fits, under the lock.
 
@@ -447,6 +455,15 @@ class Inbox:
 def closed_error() -> QuiverClosed:
     """Return the error for whoever comes after `close`."""
     return QuiverClosed("the quiver is closed", hint="open it again before appending")
+
+
+def ended_error(error: BaseException) -> StorageFailed:
+    """Return the error for whoever comes after something has ended the writer."""
+    return StorageFailed(
+        f"the writer ended: {type(error).__name__}: {error}",
+        hint="open the quiver again; if it happens again, report it",
+        stored="maybe",
+    )
 
 
 class Intake:

@@ -47,6 +47,7 @@ from holdfast.quiver.log.inbox import (
     WriterRequest,
     answer,
     answer_when_sealed,
+    ended_error,
 )
 from holdfast.quiver.log.reserve import DiskReserve, ReserveShare
 from holdfast.quiver.log.sealer import Sealer
@@ -114,7 +115,8 @@ class Writer:
         self._start: WriterStart | None = start
         self._quiver_id = start.quiver_id
         self._producers = start.producers
-        self._next_seq = start.next_seq
+        # The number the next bundle gets.
+        self.next_seq = start.next_seq
         self._next_wal_number = start.next_wal_number
         self.accepted = start.accepted
         self.published = (start.next_seq - 1, start.accepted)
@@ -170,11 +172,6 @@ class Writer:
         self.published = (self.published[0], accepted)
 
     @property
-    def next_seq(self) -> int:
-        """The number the next bundle gets."""
-        return self._next_seq
-
-    @property
     def producer_count(self) -> int:
         """How many producers are remembered."""
         return len(self._producers)
@@ -192,7 +189,8 @@ class Writer:
         try:
             while True:
                 items.extend(self.inbox.take(self._config.wal.max_group_bytes, self._patience_s()))
-                is_empty = not items
+                if self._stopping and not items:
+                    break
                 appends = [item for item in items if isinstance(item, Append)]
                 if appends or self._carried:
                     groups, has_room = parts(appends, self.room)
@@ -204,8 +202,6 @@ class Writer:
                         item.run()
                 self._on_time()
                 self._announce()
-                if self._stopping and is_empty:
-                    break
             self._finish()
         except BaseException as error:
             self._die(error, items)
@@ -258,11 +254,11 @@ class Writer:
             self._make_room(size_bytes, has_room=has_room)
             carried = self._carried
             numbering = Numbering(
-                self._quiver_id, self._producers, self._next_seq, self._clock.wall_ns(), carried
+                self._quiver_id, self._producers, self.next_seq, self._clock.wall_ns(), carried
             )
             for append in appends:
                 numbering.take(append)
-            self._next_seq = numbering.next_seq
+            self.next_seq = numbering.next_seq
             answers = numbering.refused
             group, self._carried = carried + numbering.numbered, []
             answers += self._answer_repeats(numbering.repeated)
@@ -371,7 +367,7 @@ class Writer:
         wal = self._wal
         if wal is not None and not self._wal_is_left:
             full = wal.last_seq >= 0 and wal.end + payload_bytes > self._config.wal.file_size_bytes
-            if not full and self._next_seq <= wal.header.seq_limit:
+            if not full and self.next_seq <= wal.header.seq_limit:
                 return wal
             if wal.end > wal.synced:
                 self._sync_or_rescue(QuiverPoint.WAL_ROTATE_SYNC)
@@ -396,7 +392,7 @@ class Writer:
             quiver_id=self._quiver_id,
             number=number,
             salt=new_salt(self._randomness),
-            seq_limit=self._next_seq + SEQ_BLOCK,
+            seq_limit=self.next_seq + SEQ_BLOCK,
             previous_number=self._wal.header.number if self._wal else self._previous[0],
             previous_synced=self._wal.synced if self._wal else self._previous[1],
             previous_holds=self._wal.synced_holds if self._wal else self._previous[2],
@@ -484,8 +480,7 @@ class Writer:
         return self.wal_bytes < self._config.wal.max_size_bytes or self._hand_over()
 
     def _wait_for_room(self, room: Room, size_bytes: int) -> None:
-        refusal = room.refusal(size_bytes)
-        if refusal is None:
+        if (refusal := room.refusal(size_bytes)) is None:
             return
         patience_s = 0.0 if self._stopping else self._config.append.timeout_s / 2
         room.throttled()
@@ -588,11 +583,10 @@ class Writer:
         self._write_close_frame()
 
     def _write_close_frame(self) -> None:
-        wal = self._wal
-        if wal is None:
+        if (wal := self._wal) is None:
             return
         try:
-            wal.write_close(self._next_seq, self._clock.wall_ns())
+            wal.write_close(self.next_seq, self._clock.wall_ns())
             wal.sync(QuiverPoint.WAL_CLOSE_SYNC)
         except OSError:
             self.counters.write_failures += 1  # the next start skips a block of numbers instead
@@ -600,13 +594,7 @@ class Writer:
 
     def _die(self, error: BaseException, taken: Iterable[Append | WriterRequest]) -> None:
         """Fail everyone who waits or comes later; the data on disk is as after a kill."""
-        failure = StorageFailed(
-            f"the writer ended: {type(error).__name__}: {error}",
-            hint="open the quiver again; if it happens again, report it",
-            stored="maybe",
-        )
+        failure = ended_error(error)
         self._fail(failure)
-        self.inbox.close(failure)
-        for item in (*taken, *self.inbox.take(1 << 62, 0.0)):
-            answer([(item, error)]) if isinstance(item, Append) else item.run()
+        self.inbox.end(failure, error, taken)
         self._sealer.close(None)
