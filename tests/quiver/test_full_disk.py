@@ -492,6 +492,17 @@ def test_without_a_reserve_any_room_is_enough(old_machine: Machine, blocks: Sequ
         drained_and_written_again(old_machine.disk.snapshot(), block * 4 * KB)
 
 
+def test_without_a_reserve_acks_leave_the_room_that_a_removal_takes(old_machine: Machine) -> None:
+    """They were faster than the keeper, and took the ledger's last block from it."""
+    leave_free(old_machine, 8 * KB)
+    quiver = old_machine.start(config())
+    quiver._engine.keeper.close()
+    waiting = quiver.balance("s").pending.bundles
+    assert len(drain(quiver)) == waiting
+    assert len(quiver.segments()) <= 1
+    assert quiver.balance("s").holds
+
+
 def test_without_a_reserve_the_ledger_gets_by_with_the_room_of_a_file() -> None:
     """Each ack is a line: many blocks of them, before the first segment can go."""
     with Machine(SimulatedDisk(capacity_bytes=12 * MB)) as machine:

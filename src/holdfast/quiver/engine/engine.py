@@ -392,6 +392,11 @@ class Engine:
         self.keeper.freed()
         self.retention.notify_freed()
 
+    def let_go(self) -> None:
+        """Remove what nobody waits for any more, if the disk lets us."""
+        with contextlib.suppress(HoldfastError, OSError):
+            self.retention.enforce(0)
+
     def _sealed(self) -> None:
         self.arrivals.notify()
         if self.archiver is not None:

@@ -181,7 +181,7 @@ class Ledger:
         self._config = config
         self.reserve = reserve or DiskReserve(seam, root)
         # Whether the disk was full, and the reserve is not whole again since.
-        self._is_short = False
+        self.is_short = False
         self._next_number = 1
         # None until a disk that is full at the start takes it.
         self._file: LedgerFile | None = None
@@ -240,7 +240,7 @@ class Ledger:
         with contextlib.suppress(OSError):
             self._file = LedgerFile.resume(self._seam.disk, newest)
         if self._file is not None:
-            self._is_short = True
+            self.is_short = True
             self.reserve.lines_bytes = TIGHT_LINES_BYTES
             self._closed_files = [file for file in self._closed_files if file[0] != newest.path]
 
@@ -431,7 +431,7 @@ class Ledger:
         """Write to the file; a half-written line is cut off again."""
         file = self._file
         assert file is not None, "BUG: no file after a rotation"
-        if self._is_short and file.lines_bytes > self.reserve.lines_bytes:
+        if self.is_short and file.lines_bytes > self.reserve.lines_bytes:
             file = self._rotate_while_short(file)
         try:
             write(file)
@@ -445,7 +445,7 @@ class Ledger:
         Small files on purpose. On a full disk the next checkpoint has to fit into what giving up
         the file before it frees, so a file is left while it is still small (reserve.py).
         """
-        self._is_short = self.reserve.is_short(ReserveShare.HEADERS)
+        self.is_short = self.reserve.is_short(ReserveShare.HEADERS)
         try:
             self._rotate()
         except OSError as error:
@@ -464,7 +464,7 @@ class Ledger:
             except OSError as error:
                 if error.errno not in DISK_IS_FULL:
                     raise
-                self._is_short = True
+                self.is_short = True
                 if not self._give_up_history() and not self.reserve.give_up(ReserveShare.HEADERS):
                     raise
 

@@ -34,6 +34,9 @@ class ReadableQuiver(Protocol):
     def freed(self) -> None:
         """Something was resolved: data may be removed, and appends that wait for room try again."""
 
+    def let_go(self) -> None:
+        """Remove what nobody waits for any more."""
+
     def seal_soon(self) -> None:
         """A reader waits for sealed data: do not wait for the buffer to fill up."""
 
@@ -99,6 +102,15 @@ class Attachment:
         if self._closed:
             raise Fenced(f"the reader of {self.name!r} is closed", hint="attach again")
         self._ledger.check_generation(self.name, self.generation)
+
+    def _make_room(self) -> None:
+        """On a full disk without a reserve, let go what is done with before more is recorded.
+
+        To be called without a lock. A removal takes a line of the ledger, too, and acknowledgements
+        are faster than the keeper: they would take the last block from it, and nothing could go.
+        """
+        if self._ledger.is_short:
+            self._store.let_go()
 
     def _record(
         self, start: Position, end: Position, outcome: Outcome, counts: Totals, reason: str

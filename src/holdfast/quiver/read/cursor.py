@@ -392,6 +392,7 @@ class Cursor(Attachment):
                 f"{begin} to {end} is not within the range from {planned.start} to {planned.end}",
                 hint="commit positions of the planned range",
             )
+        self._make_room()
         with self._ledger.lock:
             self._require_current()
             subscriber = self.subscriber

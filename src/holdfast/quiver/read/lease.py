@@ -335,6 +335,7 @@ class Lease(Attachment):
 
     def resolve(self, seq: int, outcome: Outcome, reason: str = "") -> bool:
         """Decide the outcome of a bundle that was handed out; False if it had been decided."""
+        self._make_room()
         with self._lock, self._ledger.lock:
             self._require_current()
             subscriber = self.subscriber

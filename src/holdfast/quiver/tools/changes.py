@@ -108,6 +108,9 @@ class Offline:
     def freed(self) -> None:
         """Nobody waits for room here."""
 
+    def let_go(self) -> None:
+        """Nothing is removed here."""
+
     def seal_soon(self) -> None:
         """Nothing is sealed here."""
 
