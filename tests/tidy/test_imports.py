@@ -173,7 +173,7 @@ ROOMS: dict[str, tuple[set[str], ...]] = {
     ),
     "receive": (
         {"batches", "listening", "receiver", "responses"},
-        {"before_buffer", "exchange", "fast_path"},
+        {"before_buffer", "exchange", "fast_path", "request_head"},
         {"admission", "child", "cors", "openapi", "server_state"},
         {"body", "checks", "connection", "otlp_checks"},
         {"http_server"},

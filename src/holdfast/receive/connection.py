@@ -25,6 +25,7 @@ A request with the same head as the last one that took the fast path is not even
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import socket
 import urllib.parse
@@ -34,12 +35,14 @@ from enum import Enum, auto
 import httptools
 
 from holdfast.quiver import Receipt
-from holdfast.receive.exchange import Exchange, Flow, response_bytes
+from holdfast.receive.exchange import FAILED, Exchange, Flow, response_bytes
 from holdfast.receive.fast_path import FastRequest, KnownHead, head_in, known_head
-from holdfast.receive.responses import Reason, Respond, Scope, content_length, refusal
+from holdfast.receive.request_head import HeadTooLarge, RequestHead
+from holdfast.receive.responses import Reason, Respond, Scope, refusal
 from holdfast.receive.server_state import ServerState
 
 _NEVER_S = math.inf
+_VERSIONS = ("1.1", "1.0")
 # Connections beyond the bound that are being told so; more of them are cut without a word.
 REFUSED_CONNECTIONS_MAX = 64
 # Of all bodies together that are held back for the fast path: no app has admitted them yet.
@@ -62,6 +65,9 @@ _COMPLAINTS = {
 }
 
 
+log = logging.getLogger("holdfast.receive")
+
+
 class _Phase(Enum):
     """Where in a request the next byte belongs."""
 
@@ -70,11 +76,11 @@ class _Phase(Enum):
     BODY = auto()
 
 
-class _HeadTooLarge(Exception):
+class _TooManyPipelined(Exception):
     pass
 
 
-class _TooManyPipelined(Exception):
+class _UnknownVersion(Exception):
     pass
 
 
@@ -90,17 +96,16 @@ class BoundedConnection(asyncio.Protocol):
         self._counts = server.counts
         self._fast_path = server.fast_path
         self._loop = asyncio.get_running_loop()
+        # Of the request whose head comes, or came last. The parser tells it by itself.
+        self._head = RequestHead(server.settings.max_header_bytes)
+        self.on_url, self.on_header = self._head.on_url, self._head.on_header
         self._parser = httptools.HttpRequestParser(self)
         # A client that says `Connection: close` and sends on gets its answer all the same.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        # Of the request whose head comes, or came last.
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._expects_continue = False
         # The newest request; the one that an app answers now, or did last; and those that wait for
         # their turn.
         self._newest: Exchange | FastRequest | None = None
-        self._running: Exchange | None = None
+        self._running: Exchange | FastRequest | None = None
         self._waiting: deque[Exchange] = deque()
         # What came of a body that may take the fast path, once its headers are complete.
         self._held: list[bytes] | None = None
@@ -117,7 +122,6 @@ class BoundedConnection(asyncio.Protocol):
         self._phase = _Phase.IDLE
         self._deadline_s = _NEVER_S
         self._write_deadline_s = _NEVER_S
-        self._head_bytes = 0
         self._unread_bytes = 0
         # Nothing more is parsed: the client is unreadable, or gone for sending, or one too many.
         self._deaf = False
@@ -166,7 +170,7 @@ class BoundedConnection(asyncio.Protocol):
     def _parse(self, data: bytes) -> None:
         if self._phase is _Phase.IDLE:
             self._held_head = data
-        was_in_head = self._phase is _Phase.HEAD
+        self._head.came(len(data))
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
@@ -174,11 +178,8 @@ class BoundedConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._break_off(_complaint(error))
         else:
-            # The parser shows a header only once it is complete.
-            if was_in_head and self._phase is _Phase.HEAD:
-                self._head_bytes += len(data)
-                if self._head_bytes > self._settings.max_header_bytes:
-                    self._break_off(Reason.HEADER_TOO_LARGE)
+            if self._head.is_too_large:
+                self._break_off(Reason.HEADER_TOO_LARGE)
             elif self._held is not None and self._holds_too_much():
                 self._take_slow_path()
         if self._held is None:
@@ -187,20 +188,19 @@ class BoundedConnection(asyncio.Protocol):
             self._held_head = head_in(data)
 
     def eof_received(self) -> bool:
-        """Stay open for an answer that is due: some clients close their side early.
+        """Stay open for the answers that are due: some clients close their side early.
 
         One that has begun and goes on is a stream (the console's figures): its page is closed.
         """
         if self._refused:
             return False
         self.hand_over()
-        newest = self._newest
-        is_due = newest is not None and not newest.response_started
-        wants_answer = is_due and self._phase is _Phase.IDLE
-        if not wants_answer or self.transport.get_extra_info("sslcontext") is not None:
+        if self.transport.get_extra_info("sslcontext") is not None:
             return False
-        self._deaf = True
-        return True
+        if not self._deaf:
+            self._break_off(None)
+        newest = self._newest
+        return newest is not None and not newest.response_started
 
     def pause_writing(self) -> None:
         # The client reads more slowly than it is answered. Its answers stay in memory until then,
@@ -216,39 +216,28 @@ class BoundedConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._phase = _Phase.HEAD
-        self._head_bytes = 0
         self._deadline_s = self._loop.time() + self._settings.header_timeout_s
-        self._url = b""
-        self._headers = []
-        self._expects_continue = False
-
-    def on_url(self, url: bytes) -> None:
-        self._head_bytes += len(url)
-        if self._head_bytes > self._settings.max_header_bytes:
-            raise _HeadTooLarge
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._settings.max_header_bytes:
-            raise _HeadTooLarge
-        name = name.lower()
-        if name == b"expect" and value.lower() == b"100-continue":
-            self._expects_continue = True
-        self._headers.append((name, value))
+        self._head.begin()
 
     def on_headers_complete(self) -> None:
         if len(self._waiting) >= self._settings.max_pipelined_requests:
             raise _TooManyPipelined
-        self._phase = _Phase.BODY
-        self._deadline_s = _NEVER_S
+        if self._parser.get_http_version() not in _VERSIONS:
+            raise _UnknownVersion
+        self._head.is_complete = True
         if self._may_take_fast_path():
             self._held = []
         else:
-            # From here on the app has the time in its hands.
             self._begin(b"")
+        # From here on the app has the time in its hands.
+        self._phase = _Phase.BODY
+        self._deadline_s = _NEVER_S
+
+    def on_chunk_header(self) -> None:
+        self._head.went_on()
 
     def on_body(self, body: bytes) -> None:
+        self._head.went_on()
         if self._held is not None:
             self._held.append(body)
             self._held_bytes += len(body)
@@ -267,15 +256,13 @@ class BoundedConnection(asyncio.Protocol):
         if self._parser.should_upgrade():
             return  # the parser takes what follows for another protocol: see `_pass_over`
         self._phase = _Phase.IDLE
-        if self._held is not None:
-            body = self._let_go()
-            if self._takes_fast_path(body):
-                return
-            self._begin(body)
-        newest = self._newest_exchange
-        if newest.response_complete:
-            self._deadline_s = self._loop.time() + self._settings.keep_alive_s
-        newest.end_body()
+        if self._held is None or not self._takes_fast_path(self._let_go()):
+            newest = self._newest_exchange
+            if newest.response_complete:
+                self._deadline_s = self._loop.time() + self._settings.keep_alive_s
+            newest.end_body()
+        # The connection may be idle for long.
+        self._head.begin()
 
     # ------------------------------------------------------------------ answers
 
@@ -303,7 +290,11 @@ class BoundedConnection(asyncio.Protocol):
         server = self._server
         server.under_way.discard(request)
         assert request.respond is not None, "BUG: stored, and not taken"
-        response = request.respond(outcome)
+        try:
+            response = request.respond(outcome)
+        except Exception:
+            log.exception("BUG: a request that has an outcome was not answered")
+            request.keep_alive, response = False, FAILED
         if request.is_disconnected:
             return
         request.response_complete = True
@@ -319,6 +310,11 @@ class BoundedConnection(asyncio.Protocol):
         self._hold_nothing_back()
         if now_s < min(self._deadline_s, self._write_deadline_s):
             return
+        if self._phase is _Phase.HEAD and self._flow.is_read_paused:
+            # The rest of it may have come: it is we who do not read.
+            self._deadline_s = now_s + self._settings.header_timeout_s
+            if now_s < self._write_deadline_s:
+                return
         if now_s >= self._write_deadline_s or self.transport.is_closing():
             # It reads nothing; a close that waits for it to do so would wait for ever.
             self.transport.abort()
@@ -342,29 +338,31 @@ class BoundedConnection(asyncio.Protocol):
         """Whether nothing about a request is special: known by its head, before its body came."""
         return (
             self._fast_path is not None
-            and self._url in self._fast_path.fast_targets
+            and self._head.url in self._fast_path.fast_targets
             and self._parser.get_method() == b"POST"
             and self._parser.get_http_version() == "1.1"
-            and not self._expects_continue
+            and not self._head.expects_continue
             and not self._parser.should_upgrade()
             and not self._flow.is_write_paused
             and not self._is_answering()
-            and self._announced_bytes() <= self._fast_path.held_bytes_max
+            and self._head.announced_bytes <= self._fast_path.held_bytes_max
         )
 
     def _takes_fast_path(self, body: bytes) -> bool:
-        """Hand over a request that was parsed, unless something is special about it after all."""
+        """Hand over a request that was parsed; begin it if it is special after all."""
         assert self._fast_path is not None
-        lane = self._fast_path.fast_lane(self._url, self._headers)
+        lane = self._fast_path.fast_lane(self._head.url, self._head.fields)
         if lane is None:
+            self._begin(body)
             return False
         keep_alive = self._parser.should_keep_alive()
         request = FastRequest(self, keep_alive=keep_alive)
         if not self._is_under_way(request, lane.accept(body, request.stored)):
+            self._begin(body)
             return False
         # Where the last head did not come again, the next one is not worth remembering.
         if keep_alive and self._is_repeated:
-            self._known = known_head(self._held_head, self._url, self._headers, lane)
+            self._known = known_head(self._held_head, self._head.url, self._head.fields, lane)
             self._is_repeated = False
         return True
 
@@ -419,16 +417,11 @@ class BoundedConnection(asyncio.Protocol):
         if respond is None:
             return False
         request.respond = respond
-        self._newest = request
+        self._newest = self._running = request
         # The server waits for it as it waits for the tasks of the others.
         self._server.under_way.add(request)
         self._deadline_s = _NEVER_S
         return True
-
-    def _announced_bytes(self) -> int:
-        """Return how long a request says that its body is; 0 if it does not."""
-        lengths = [value for name, value in self._headers if name == b"content-length"]
-        return content_length(lengths[0]) if lengths else 0
 
     def _holds_too_much(self) -> bool:
         assert self._held is not None
@@ -475,7 +468,7 @@ class BoundedConnection(asyncio.Protocol):
             self._server.headers,
             self.on_response_complete,
             keep_alive=http_version != "1.0" and self._parser.should_keep_alive(),
-            expects_continue=self._expects_continue,
+            expects_continue=http_version != "1.0" and self._head.expects_continue,
         )
         must_wait = self._is_answering()
         self._newest = exchange
@@ -488,14 +481,14 @@ class BoundedConnection(asyncio.Protocol):
             exchange.feed(came)
 
     def _scope(self, http_version: str) -> Scope:
-        parts = httptools.parse_url(self._url)
+        parts = httptools.parse_url(self._head.url)
         return {
             "type": "http",
             "http_version": http_version,
             "method": self._parser.get_method().decode("ascii"),
             "path": urllib.parse.unquote(parts.path.decode("ascii")),
             "query_string": parts.query or b"",
-            "headers": self._headers,
+            "headers": self._head.fields,
         }
 
     def _run(self, exchange: Exchange) -> None:
@@ -520,7 +513,8 @@ class BoundedConnection(asyncio.Protocol):
         if self._held is not None:
             self._take_slow_path()
         self._deaf = True
-        if complaint is not None:
+        is_answered = self._phase is _Phase.BODY and not self._is_answering()
+        if complaint is not None and not is_answered:
             self._counts.rejected[complaint] += 1
             self._last_words = response_bytes(_COMPLAINTS[complaint])
         if self._phase is _Phase.BODY and self._is_answering():
@@ -540,14 +534,9 @@ class BoundedConnection(asyncio.Protocol):
         Java's own HTTP client offers HTTP/2 with the first POST it sends. An offer may be passed
         over; the event in that request may not.
         """
-        framing = [
-            name + b": " + value + b"\r\n"
-            for name, value in self._headers
-            if name in (b"content-length", b"transfer-encoding")
-        ]
         self._newest_exchange.keep_alive = False
         self._parser = httptools.HttpRequestParser(_BodyOnly(self))
-        self._parse(b"".join([b"POST / HTTP/1.1\r\n", *framing, b"\r\n", rest]))
+        self._parse(b"".join([b"POST / HTTP/1.1\r\n", *self._head.framing(), b"\r\n", rest]))
 
     def end_of_body_only(self) -> None:
         """Take the body as complete, and nothing behind it."""
@@ -579,7 +568,7 @@ def _complaint(error: httptools.HttpParserError) -> Reason | None:
     """Return what to say about a request that the parser, or a bound in here, stopped at."""
     if isinstance(error.__context__, _TooManyPipelined):
         return None
-    if isinstance(error.__context__, _HeadTooLarge):
+    if isinstance(error.__context__, HeadTooLarge):
         return Reason.HEADER_TOO_LARGE
     return Reason.MALFORMED
 

@@ -20,7 +20,8 @@ from holdfast.receive.responses import STATUS_LINES, AsgiApp, HttpHeaders, Respo
 # A request's body is not read on while the app has so much of it to take.
 _UNTAKEN_BYTES_MAX = 64 * 1024
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_FAILED = b"Internal Server Error"
+# Instead of the answer that an app failed to make.
+FAILED = Response(500, b"Internal Server Error", content_type=b"text/plain")
 # Whatever the status, these have no body, and no length.
 _BODILESS = (204, 304)
 # In a header they would begin another one.
@@ -122,20 +123,25 @@ class Exchange:
         """Let the app answer."""
         try:
             await app(self._scope, self._receive, self._send)
-            if self.response_complete or self._is_disconnected:
-                return
-            log.error("BUG: %s was not answered", self._scope["path"])
+            if not (self.response_complete or self._is_disconnected):
+                log.error("BUG: %s was not answered", self._scope["path"])
         except Exception:
             log.exception("BUG: %s was not answered", self._scope["path"])
-        if self.response_complete:
-            return
+        if not (self.response_complete or self._is_disconnected):
+            await self._fail()
+        # The connection knows its last request, and may be idle for long.
+        self._scope = {}
+
+    async def _fail(self) -> None:
         if self.response_started:
             self._transport.close()
             return
         self.keep_alive = False
-        about = ((b"content-type", b"text/plain"), (b"content-length", b"%d" % len(_FAILED)))
-        await self._send({"type": "http.response.start", "status": 500, "headers": about})
-        await self._send({"type": "http.response.body", "body": _FAILED})
+        length = b"%d" % len(FAILED.body)
+        about = ((b"content-type", FAILED.content_type), (b"content-length", length))
+        start = {"type": "http.response.start", "status": FAILED.status, "headers": about}
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": FAILED.body})
 
     # ------------------------------------------------------------------- the app
 

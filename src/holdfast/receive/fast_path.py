@@ -27,6 +27,8 @@ HELD_BYTES_MAX = 64 * 1024
 _END = b"\r\n\r\n"
 # A body on the fast path is shorter than that; a longer number is left to the parser.
 _LENGTH_DIGITS_MAX = 12
+# A longer head is not remembered: each connection would keep one while it is idle.
+KNOWN_HEAD_BYTES_MAX = 4 * 1024
 
 
 class FastLane(Protocol):
@@ -132,7 +134,10 @@ def known_head(
 
     `target` and `headers` are what the parser found in it, with names in lower case.
     """
-    first, *lines = head_in(came)[: -len(_END)].split(b"\r\n")
+    head = head_in(came)
+    if len(head) > KNOWN_HEAD_BYTES_MAX:
+        return None
+    first, *lines = head[: -len(_END)].split(b"\r\n")
     parted = [line.partition(b":") for line in lines]
     found = [(name.lower(), value.strip(b" \t")) for name, _, value in parted]
     if first != b"POST %b HTTP/1.1" % target or found != list(headers):

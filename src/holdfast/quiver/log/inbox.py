@@ -199,15 +199,19 @@ def answer(appends: Iterable[Answered]) -> None:
 def _notify(appends: list[Append]) -> None:
     for append in appends:
         future = append._future
-        if future is not None:
-            if not future.done():
-                future.set_result(None)
-            continue
-        try:
-            append.notify()
-        except Exception as error:  # a fault of one that waited is not one of the others
-            context = {"message": "an answer was not taken", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+        if future is None:
+            _tell(append)
+        elif not future.done():
+            future.set_result(None)
+
+
+def _tell(append: Append) -> None:
+    """Notify one; a fault of one that waited is not one of the others."""
+    try:
+        append.notify()
+    except Exception as error:
+        context = {"message": "an answer was not taken", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
 
 
 def answer_when_sealed(
@@ -264,7 +268,7 @@ class Deadlines:
         self._forget_answered()
         while self._waiting and self._waiting[0][0] <= now_s:
             _, append = self._waiting.popleft()
-            append.notify()
+            _tell(append)
         self._forget_answered()
         if self._waiting:
             self._set_timer()
