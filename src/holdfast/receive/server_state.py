@@ -29,7 +29,7 @@ class ConnectionSettings(FileSettings):
     send_timeout_s: DurationS = Field(default=30.0, gt=0)
     """How long a client may leave answers unread before it is cut off."""
     max_header_bytes: SizeBytes = Field(default=64 * 1024, ge=1024)
-    """All headers of one request."""
+    """All headers of one request, and its trailers."""
     max_pipelined_requests: int = Field(default=16, ge=1)
     """Requests sent ahead of their answers on one connection; then the rest is not read."""
     max_unread_bytes: SizeBytes = 64 * 1024 * 1024
