@@ -320,6 +320,30 @@ def test_what_was_taken_when_a_bug_ends_the_writer_is_answered_at_once(
     assert first.result(PATIENCE_S).seq == 0
 
 
+def test_a_sealer_that_dies_while_the_log_begins_a_file_is_given_nothing(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiver = machine.start()
+    sealer, end_wal_file = quiver._engine.sealer, quiver._engine.writer._end_wal_file
+
+    def dies() -> None:
+        raise MemoryError
+
+    def end_and_wait() -> None:
+        if sealer._died_of is None and quiver.segments():
+            until(lambda: sealer._died_of is not None)
+        end_wal_file()
+
+    monkeypatch.setattr(sealer, "on_sealed", dies)
+    monkeypatch.setattr(sealer, "is_free", lambda: not sealer._queue)
+    monkeypatch.setattr(quiver._engine.writer, "_end_wal_file", end_and_wait)
+    quiver.append_raw(b"x")
+    quiver.flush()
+    quiver.append_raw(b"y")
+    with pytest.raises((MemoryError, StorageFailed)):
+        in_thread(quiver.flush).result(PATIENCE_S)
+
+
 def test_a_seal_that_dies_at_close_answers_those_who_wait_for_the_segment(
     machine: Machine,
 ) -> None:

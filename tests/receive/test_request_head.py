@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,15 @@ def test_a_version_or_a_coding_that_we_do_not_speak_is_a_400(
         assert is_closed(client)
 
 
+@pytest.mark.parametrize("coding", ["chunked ", "CHUNKED  "])
+def test_blanks_behind_a_value_are_no_part_of_it(tmp_path: Path, coding: str) -> None:
+    request = chunked(event_bytes(), expect="100-continue ")
+    with running(tmp_path, config()) as server, server.connect() as client:
+        client.sendall(request.replace(b"chunked", coding.encode(), 1))
+        buffer = bytearray()
+        assert [read_reply(client, buffer).status for _ in range(2)] == [100, 200]
+
+
 def test_an_old_client_is_not_told_to_continue(tmp_path: Path) -> None:
     request = request_bytes(event_bytes(), expect="100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
     with running(tmp_path, config()) as server, server.connect() as client:
@@ -206,6 +216,23 @@ def test_a_request_that_was_refused_is_complained_of_once(tmp_path: Path) -> Non
         assert server.receiver.statistics().rejected == {"not_found": 1}
 
 
+def test_what_comes_behind_a_last_request_is_not_complained_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config({"max_header_bytes": BOUND})
+    with running(tmp_path, settings) as server, server.connect() as client:
+        gate = hold_appends(server, monkeypatch)
+        client.sendall(request_bytes(event_bytes(), connection="close"))
+        until(lambda: server.receiver.statistics().in_flight_requests == 1)
+        head = _only(server)._head
+        client.sendall(b"x" * 3 * BOUND)
+        until(lambda: head._unshown_bytes == 3 * BOUND)
+        gate.set()
+        assert read_reply(client).status == 200
+        assert is_closed(client)
+        assert server.receiver.statistics().rejected == {}
+
+
 # Answers that are due.
 
 
@@ -215,11 +242,16 @@ def test_a_request_that_was_refused_is_complained_of_once(tmp_path: Path) -> Non
 def test_what_a_client_sends_before_it_ends_costs_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behind: bytes
 ) -> None:
-    with running(tmp_path, config()) as server, server.connect() as client:
+    settings = config({"header_timeout_s": 0.1})
+    with running(tmp_path, settings) as server, server.connect() as client:
         gate = hold_appends(server, monkeypatch)
         client.sendall(request_bytes(event_bytes()) + behind)
         client.shutdown(1)
         until(lambda: server.receiver.statistics().in_flight_requests == 1)
+        connection = _only(server)
+        # A request behind the first is not read on, so nobody sees its client's end.
+        until(lambda: connection._deaf or connection._flow.is_read_paused)
+        assert connection._deadline_s == math.inf
         gate.set()
         assert read_reply(client).status == 200
         assert is_closed(client)

@@ -178,7 +178,7 @@ class BoundedConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             self._break_off(_complaint(error))
         else:
-            if self._head.is_too_large:
+            if self._phase is not _Phase.IDLE and self._head.is_too_large:
                 self._break_off(Reason.HEADER_TOO_LARGE)
             elif self._held is not None and self._holds_too_much():
                 self._take_slow_path()
@@ -512,7 +512,7 @@ class BoundedConnection(asyncio.Protocol):
         """Read nothing more; give the answers that are due, complain, and close."""
         if self._held is not None:
             self._take_slow_path()
-        self._deaf = True
+        self._deaf, self._deadline_s = True, _NEVER_S
         is_answered = self._phase is _Phase.BODY and not self._is_answering()
         if complaint is not None and not is_answered:
             self._counts.rejected[complaint] += 1

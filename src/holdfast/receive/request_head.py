@@ -55,7 +55,8 @@ class RequestHead:
         self._show(len(name) + len(value) + _FIELD_BYTES)
         if self.is_complete:
             return
-        name = name.lower()
+        # Blanks around a value are no part of it, and the parser leaves those behind it.
+        name, value = name.lower(), value.strip(b" \t")
         if name == b"expect" and value.lower() == b"100-continue":
             self.expects_continue = True
         elif name == b"transfer-encoding" and value.lower() != b"chunked":

@@ -82,17 +82,21 @@ class Sealer:
     def is_free(self) -> bool:
         """Whether it would take a buffer now. Only the writer gives it any."""
         with self._lock:
-            # Raised in the writer's thread, which then fails all appends: a quiver that cannot
-            # seal would fill its log and stop anyway, later and without a reason.
-            if self._died_of is not None:
-                raise self._died_of
+            self._require_alive()
             return not self._queue
 
     def take(self, buffer: OpenBuffer) -> None:
         """Seal a buffer; its WAL file was left before, so that it can go with the segment."""
         with self._lock:
+            self._require_alive()
             self._queue.append(buffer)
             self._changed.notify_all()
+
+    def _require_alive(self) -> None:
+        # Raised in the writer's thread, which then fails all appends: a quiver that cannot seal
+        # would fill its log and stop anyway, later and without a reason.
+        if self._died_of is not None:
+            raise self._died_of
 
     def preload(self, buffers: Iterable[OpenBuffer]) -> None:
         """Take the buffers that recovery filled, before `start`; they are sealed first."""
@@ -149,7 +153,7 @@ class Sealer:
     def _run(self) -> None:
         """Seal what is queued until the quiver closes.
 
-        What ends this thread is raised by `is_free`.
+        What ends this thread is raised in the writer's.
         """
         try:
             while True:
